@@ -1,0 +1,27 @@
+"""The nouns that every room speaks: request, endpoint, signals, the fleet view, decision, outcome.
+
+Frozen values and numpy columns only.  How bytes become a Request is `wire`; who chooses is
+`scheduling`; who keeps the books is `routing`.
+"""
+
+from shoal.pool.decision import Decision, ScoreColumn
+from shoal.pool.endpoint import Endpoint, EndpointState, ServedModel
+from shoal.pool.outcome import Outcome, Refusal, RefusalReason
+from shoal.pool.request import Api, Request
+from shoal.pool.signals import Signals
+from shoal.pool.view import FleetView
+
+__all__ = [
+    "Api",
+    "Decision",
+    "Endpoint",
+    "EndpointState",
+    "FleetView",
+    "Outcome",
+    "Refusal",
+    "RefusalReason",
+    "Request",
+    "ScoreColumn",
+    "ServedModel",
+    "Signals",
+]

@@ -1,0 +1,56 @@
+"""How a request ended, or why it was never sent."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class RefusalReason(StrEnum):
+    """Why the pool does not serve a request.  `wire.errors` maps each to an HTTP status."""
+
+    BAD_REQUEST = "bad-request"
+    UNAUTHORIZED = "unauthorized"
+    MODEL_NOT_FOUND = "model-not-found"
+    BODY_TOO_LARGE = "body-too-large"
+    NO_ENDPOINTS = "rejected-no-endpoints"
+    SATURATED = "rejected-saturated"
+    SHUTTING_DOWN = "rejected-shutting-down"
+    PRECONDITION_FAILED = "precondition-failed"
+    INTERNAL = "internal"
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A refusal as a value.
+
+    message: for the client, says what to do.  retry_after_s: honest wait, None when retrying does not help.
+    """
+
+    reason: RefusalReason
+    message: str
+    retry_after_s: float | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one forwarded request.
+
+    status: HTTP status the client got, 0 when no head was sent.  served_address: `ip:port` that really served.
+    attempts: upstream tries.  ttft_s: request start to first body byte from the engine, None when none came.
+    duration_s: request start to the last byte.  prompt_tokens, cached_tokens, completion_tokens: from the
+    engine's usage, None when it did not say.  is_cut: the answer broke after it had begun.
+    is_client_gone: the client left first.  is_upstream_failure: connect error, reset or 5xx of the engine.
+    """
+
+    status: int = 0
+    served_address: str = ""
+    attempts: int = 1
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    is_estimated: bool = False
+    response_bytes: int = 0
+    is_cut: bool = False
+    is_client_gone: bool = False
+    is_upstream_failure: bool = False
+    flags: str = ""

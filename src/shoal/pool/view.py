@@ -1,0 +1,89 @@
+"""The fleet as numpy columns: what filters and scorers read.
+
+Every column has one float64 (or int64) per candidate endpoint, in the order of `ids` (sorted).
+NaN means unknown or stale, and is never the same as 0.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.signals import Signals
+
+Column = npt.NDArray[Any]
+
+
+class FleetView:
+    """Candidates of one request, as columns that are computed when first read.
+
+    endpoints: the whole offered fleet, sorted by id.  columns: name -> column over that fleet, or a function
+    that makes it.  index: rows of the fleet that are still candidates, ascending; None means all.
+    signals: the last reading of each endpoint of the fleet, None when there is none that is fresh.
+
+    Column names that routing fills (unit): `waiting`, `running` (requests, scraped), `kv_usage` (0 to 1, scraped),
+    `inflight_requests`, `inflight_uncached_tokens`, `inflight_prompt_tokens`, `inflight_output_tokens` (own
+    books), `matched_tokens` (prompt tokens of this request expected in the endpoint's cache), `prefill_s_per_token`
+    (learned), `base_ttft_s` (learned), `request_s` (learned seconds that each request in flight adds),
+    `max_model_len` (tokens, NaN unknown), `is_trial` (1.0 for an endpoint that is still being tried out),
+    `last_cold_rank` (0 for the endpoint least recently given a request without any hit).
+    """
+
+    __slots__ = ("_columns", "_endpoints", "_index", "_signals", "_taken")
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        columns: dict[str, Column | Callable[[], Column]],
+        signals: Sequence[Signals | None],
+        index: npt.NDArray[np.intp] | None = None,
+    ) -> None:
+        self._endpoints = endpoints
+        self._columns = columns
+        self._signals = signals
+        self._index = index
+        self._taken: dict[str, Column] = {}
+
+    def __len__(self) -> int:
+        return len(self._endpoints) if self._index is None else len(self._index)
+
+    def column(self, name: str) -> Column:
+        """Return the column of `name` over the candidates.  Raises KeyError for a name nobody fills."""
+        taken = self._taken.get(name)
+        if taken is None:
+            column = self._columns[name]
+            if not isinstance(column, np.ndarray):
+                column = self._columns[name] = column()
+            taken = self._taken[name] = column if self._index is None else column[self._index]
+        return taken
+
+    def has(self, name: str) -> bool:
+        """Whether somebody fills the column of `name`."""
+        return name in self._columns
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The candidates, in column order."""
+        if self._index is None:
+            return self._endpoints
+        return [self._endpoints[row] for row in self._index]
+
+    @property
+    def signals(self) -> Sequence[Signals | None]:
+        """The last fresh reading of each candidate, in column order."""
+        if self._index is None:
+            return self._signals
+        return [self._signals[row] for row in self._index]
+
+    def endpoint(self, position: int) -> Endpoint:
+        """The candidate at `position` of the columns."""
+        return self._endpoints[position if self._index is None else int(self._index[position])]
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> "FleetView":
+        """Return the view of those candidates where `mask` (one bool per candidate) is true."""
+        rows = np.flatnonzero(mask)
+        if self._index is not None:
+            rows = self._index[rows]
+        return FleetView(self._endpoints, self._columns, self._signals, rows)
