@@ -24,6 +24,6 @@ class Chance:
         """Return the generator of `name`; it is made on first use."""
         stream = self._streams.get(name)
         if stream is None:
-            sequence = np.random.SeedSequence([self._seed, xxhash.xxh64_intdigest(name)])
+            sequence = np.random.SeedSequence([self._seed, xxhash.xxh64_intdigest(name.encode())])
             stream = self._streams[name] = np.random.Generator(np.random.PCG64(sequence))
         return stream
