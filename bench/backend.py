@@ -1,0 +1,215 @@
+"""A very cheap stand-in for many engines: one process, one loop, a listening port per endpoint.
+
+It looks at no prompt: what it answers is told by request headers (`x-bench-chunks` for a stream of so many chunks,
+`x-bench-pace-us` between them, `x-bench-wait-us` before the head), so that a 400 KB body costs it a few reads.  For
+real engine behaviour use `shoal engine`.
+
+    python -m bench.backend --count 100 --model shoal      # prints {"addresses": [...], "pid": ...}
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from functools import partial
+from typing import cast
+
+import uvloop
+
+_MODELS = (
+    '{"object":"list","data":[{"id":"%s","object":"model","owned_by":"vllm","root":"%s","parent":null,'
+    '"max_model_len":1000000}]}'
+)
+_PLAIN = (
+    '{"id":"chatcmpl-bench","object":"chat.completion","created":1,"model":"%s","choices":[{"index":0,"message":'
+    '{"role":"assistant","content":"ok"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":%d,'
+    '"total_tokens":%d,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":0}}}'
+)
+_CHUNK = (
+    'data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1,"model":"%s","choices":[{"index":0,'
+    '"delta":{"content":" ok"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+_LAST = (
+    'data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1,"model":"%s","choices":[],"usage":'
+    '{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":0}}}\n\n'
+    "data: [DONE]\n\n"
+)
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n%s\r\n"
+)
+
+
+class Site:
+    """One endpoint: its address and what it has seen."""
+
+    __slots__ = ("aborted", "address", "model", "running", "total")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.address = ""
+        self.running = 0
+        self.total = 0
+        self.aborted = 0
+
+    def metrics(self) -> bytes:
+        """The page a scraper reads, with vLLM's names."""
+        label = f'{{engine="0",model_name="{self.model}"}}'
+        return (
+            f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{label} {self.running}.0\n"
+            f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{label} 0.0\n"
+            f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{label} 0.0\n"
+            f"# TYPE bench:requests counter\nbench:requests_total {self.total}.0\n"
+            f"# TYPE bench:aborted counter\nbench:aborted_total {self.aborted}.0\n"
+        ).encode()
+
+
+class Door(asyncio.Protocol):
+    """One connection: reads requests, answers each when its body is complete."""
+
+    def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
+        self._site = site
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._head = b""
+        self._buffer = bytearray()
+        self._missing = -1
+        self._is_open = False
+        self._chunk = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._is_open:
+            self._site.running -= 1
+            self._site.aborted += 1
+            self._is_open = False
+
+    def data_received(self, data: bytes) -> None:
+        if self._missing > 0:
+            self._missing -= len(data)
+            if self._missing <= 0:
+                self._answer()
+            return
+        self._buffer += data
+        if not self._head:
+            end = self._buffer.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self._head = bytes(self._buffer[:end]).lower()
+            del self._buffer[: end + 4]
+        if b"\r\ntransfer-encoding: chunked" in self._head:
+            if self._buffer.endswith(b"0\r\n\r\n"):
+                self._answer()
+            return
+        self._missing = self._number(b"content-length") - len(self._buffer)
+        self._buffer.clear()
+        if self._missing <= 0:
+            self._answer()
+
+    def _number(self, name: bytes) -> int:
+        at = self._head.find(b"\r\n" + name + b": ")
+        return int(self._head[at + len(name) + 4 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+
+    def _answer(self) -> None:
+        self._missing = -1
+        self._buffer.clear()
+        site, head = self._site, self._head
+        if head.startswith(b"post"):
+            site.total += 1
+            site.running += 1
+            self._is_open = True
+            wait_us = self._number(b"x-bench-wait-us")
+            if wait_us:
+                self._loop.call_later(wait_us / 1e6, self._serve)
+            else:
+                self._serve()
+            return
+        path = head.split(b" ", 2)[1]
+        page = site.metrics() if path == b"/metrics" else b""
+        if path == b"/v1/models":
+            page = (_MODELS % (site.model, site.model)).encode()
+        self._plain(page, b"text/plain" if path == b"/metrics" else b"application/json")
+
+    def _plain(self, page: bytes, kind: bytes) -> None:
+        self._head = b""
+        if self._transport is not None:
+            self._transport.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(page), page)
+            )
+
+    def _serve(self) -> None:
+        if self._transport is None:
+            return
+        chunks = self._number(b"x-bench-chunks")
+        prompt = self._number(b"content-length") // 4
+        model = self._site.model
+        if not chunks:
+            self._done()
+            self._plain((_PLAIN % (model, prompt, prompt + 8)).encode(), b"application/json")
+            return
+        served = b"x-bench-served: %s\r\n" % self._site.address.encode()
+        self._transport.write(_STREAM_HEAD % served)
+        self._chunk = _framed((_CHUNK % model).encode())
+        last = _framed((_LAST % (model, prompt, prompt + chunks, chunks)).encode()) + b"0\r\n\r\n"
+        self._stream(chunks, self._number(b"x-bench-pace-us") / 1e6, last)
+
+    def _stream(self, left: int, pace_s: float, last: bytes) -> None:
+        if self._transport is None:
+            return
+        self._transport.write(self._chunk)
+        if left > 1:
+            if pace_s:
+                self._loop.call_later(pace_s, self._stream, left - 1, pace_s, last)
+            else:
+                self._loop.call_soon(self._stream, left - 1, pace_s, last)
+            return
+        self._head = b""
+        self._done()
+        self._transport.write(last)
+
+    def _done(self) -> None:
+        if self._is_open:
+            self._site.running -= 1
+            self._is_open = False
+
+
+def _framed(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def serve(count: int, model: str) -> list[Site]:
+    """Open `count` endpoints on free ports of 127.0.0.1 and return them; they live as long as the loop."""
+    loop = asyncio.get_running_loop()
+    sites = [Site(model) for _ in range(count)]
+    for site in sites:
+        server = await loop.create_server(partial(Door, site, loop), "127.0.0.1", 0, backlog=4096)
+        site.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    return sites
+
+
+async def _run(count: int, model: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    sites = await serve(count, model)
+    print(json.dumps({"pid": os.getpid(), "addresses": [site.address for site in sites]}), flush=True)
+    await stop.wait()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the backend until it is told to stop."""
+    parser = argparse.ArgumentParser(prog="bench.backend", description=__doc__)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--model", default="shoal")
+    args = parser.parse_args(argv)
+    uvloop.run(_run(args.count, args.model))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
