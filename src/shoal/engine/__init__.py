@@ -1,0 +1,30 @@
+"""The model of an inference engine as one pure machine.
+
+What belongs here: the paged KV cache with prefix reuse, continuous batching with chunked prefill and
+preemption, the time a step takes, and the named profiles of hardware and model.  Live it is driven by
+`hosts/engine` in real time; nothing here knows HTTP, text, or a clock.
+"""
+
+from shoal.engine.commands import ConfirmReset, Emit, Finish, Refuse
+from shoal.engine.engine import Engine, EngineConfig
+from shoal.engine.events import Aborted, CacheReset, Event, PaceChanged, Submitted, Ticked
+from shoal.engine.hashing import hash_blocks
+from shoal.engine.profiles import PROFILES, Profile
+
+__all__ = [
+    "PROFILES",
+    "Aborted",
+    "CacheReset",
+    "ConfirmReset",
+    "Emit",
+    "Engine",
+    "EngineConfig",
+    "Event",
+    "Finish",
+    "PaceChanged",
+    "Profile",
+    "Refuse",
+    "Submitted",
+    "Ticked",
+    "hash_blocks",
+]

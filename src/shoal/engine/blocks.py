@@ -1,0 +1,122 @@
+"""The paged KV cache: blocks with reference counts, an LRU list of free ones, and reuse by hash.
+
+Follows vLLM's block pool: a block nobody holds keeps its content until it is needed again, the least
+recently released goes first, and of one request the tail goes before the head.  Owns no request.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class BlockPool:
+    """A fixed number of KV blocks.
+
+    Every block is either held (reference count above 0) or free; free ones may still carry a hash and be found
+    by it.  A hash has at most one holder.  `num_free + num_held == num_blocks` at all times.
+    """
+
+    __slots__ = ("_free", "_hash_of", "_holder_of", "_references", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._hash_of: list[int | None] = [None] * num_blocks
+        self._holder_of: dict[int, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now, those with reusable content included."""
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that at least one request holds."""
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by their hash, held or not."""
+        return len(self._holder_of)
+
+    @property
+    def usage_ratio(self) -> float:
+        """Held blocks over all blocks, 0 to 1: vLLM's `kv_cache_usage_perc`; reusable free blocks do not count."""
+        return (self.num_blocks - len(self._free)) / self.num_blocks
+
+    def references(self, block: int) -> int:
+        """How many requests hold `block`."""
+        return self._references[block]
+
+    def match(self, hashes: Sequence[int], limit: int) -> list[int]:
+        """Return the blocks that hold the longest cached prefix of `hashes`, at most `limit` of them."""
+        holder_of = self._holder_of
+        blocks = []
+        for position in range(min(limit, len(hashes))):
+            block = holder_of.get(hashes[position])
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def count_idle(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks` nobody holds; holding them takes as many from the free list."""
+        references = self._references
+        return sum(1 for block in blocks if references[block] == 0)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Add one reference to each of `blocks`; idle ones leave the free list."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take the `count` least recently released blocks; what they cached is forgotten.
+
+        The caller has checked that `count` blocks are free.
+        """
+        blocks = []
+        for _ in range(count):
+            block, _none = self._free.popitem(last=False)
+            self._forget(block)
+            self._references[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def seal(self, block: int, block_hash: int) -> None:
+        """Make a full block findable.
+
+        When another block has the same content, a held one keeps the hash and an idle one yields it to the
+        fresher block, so that a hot block does not age away.
+        """
+        holder = self._holder_of.get(block_hash)
+        if holder is not None:
+            if holder == block or self._references[holder] > 0:
+                return
+            self._hash_of[holder] = None
+        self._holder_of[block_hash] = block
+        self._hash_of[block] = block_hash
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference from each of a request's `blocks` (in prompt order), tail first."""
+        references = self._references
+        free = self._free
+        for block in reversed(blocks):
+            references[block] -= 1
+            if references[block] == 0:
+                free[block] = None
+
+    def reset(self) -> bool:
+        """Forget all cached content; returns False and does nothing while a block is held."""
+        if self.num_held:
+            return False
+        self._holder_of.clear()
+        self._hash_of = [None] * self.num_blocks
+        return True
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash_of[block]
+        if block_hash is not None:
+            self._hash_of[block] = None
+            del self._holder_of[block_hash]

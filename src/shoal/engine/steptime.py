@@ -1,0 +1,33 @@
+"""How long one step of an engine takes, and the sums it depends on.
+
+A roofline: a step is bound by compute or by memory bandwidth, whichever is longer, plus a fixed overhead
+and a small cost a sequence (Williams et al. 2009).  Owns no schedule.
+"""
+
+from shoal.engine.profiles import Profile
+
+
+class StepTime:
+    """The step-time formula of one profile, with its coefficients divided out once."""
+
+    __slots__ = ("_overhead_s", "_s_per_kv_token", "_s_per_pair", "_s_per_sequence", "_s_per_token", "_weights_s")
+
+    def __init__(self, profile: Profile) -> None:
+        flops_per_s = profile.peak_flops_per_s * profile.flops_ratio
+        bytes_per_s = profile.peak_bytes_per_s * profile.bytes_ratio
+        self._s_per_token = profile.flops_per_token / flops_per_s
+        self._s_per_pair = profile.flops_per_pair / flops_per_s
+        self._weights_s = profile.weight_bytes / bytes_per_s
+        self._s_per_kv_token = profile.kv_bytes_per_token / bytes_per_s
+        self._overhead_s = profile.overhead_s
+        self._s_per_sequence = profile.sequence_s
+
+    def seconds(self, *, sequences: int, tokens: int, context_tokens: int, pairs: float) -> float:
+        """Return the seconds of a step.
+
+        sequences: in the step.  tokens: new ones computed, prefill and decode together.  context_tokens: sum of the
+        tokens already in the KV cache that the sequences look at.  pairs: sum over new tokens of their context.
+        """
+        compute_s = tokens * self._s_per_token + pairs * self._s_per_pair
+        bandwidth_s = self._weights_s + context_tokens * self._s_per_kv_token
+        return max(compute_s, bandwidth_s) + self._overhead_s + sequences * self._s_per_sequence
