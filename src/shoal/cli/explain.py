@@ -1,0 +1,153 @@
+"""`shoal explain REQUEST_ID`: why a request went where it went.
+
+Owns how the explanation looks.  The figures are those that decided, kept by the picker that decided.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from shoal.cli.status import add_pool_flags
+from shoal.hosts.admin import find_pool
+
+_EXAMPLES = """examples:
+  curl -si localhost:8080/v1/chat/completions -H 'x-request-id: mine-1' ... then
+  shoal explain mine-1           by the id that the client sent
+  shoal explain 0-5f3a...        by the id that Shoal minted (response header x-shoal-request-id)
+  shoal explain mine-1 --json    for scripts
+
+Recent requests only: each picker keeps the last 10,000 or fewer.
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="say why a request went where it went",
+        description="Print a request's candidates, each scorer's value and weight, the choice, and what came of it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("request_id", metavar="REQUEST_ID", help="the minted id, or the client's x-request-id")
+    add_pool_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the explanation; returns 0 when the request is known, 1 when not."""
+    explained = find_pool(args.run_dir, args.port).explain(args.request_id)
+    if args.json:
+        json.dump(explained, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return 0 if explained["found"] else 1
+    if not explained["found"]:
+        print(f"shoal: no picker remembers request {args.request_id!r}; only recent ones are kept", file=sys.stderr)
+        if explained["silent"]:
+            print(f"shoal: picker {', '.join(explained['silent'])} did not answer", file=sys.stderr)
+        return 1
+    _print(explained["found"])
+    return 0
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    for explanation in found:
+        console.print(head(explanation), highlight=False)
+        console.print(candidates_table(explanation))
+        console.print(ending(explanation), highlight=False)
+
+
+def head(explanation: dict[str, Any]) -> str:
+    """Return the lines above the table: which request, and what it asked for."""
+    from rich.markup import escape
+
+    model, target = str(explanation.get("model", "")), str(explanation.get("target_model", ""))
+    named = escape(model) if not target or target == model else f"{escape(model)} -> {escape(target)}"
+    client = f" (client's id {escape(str(explanation['client_id']))})" if explanation.get("client_id") else ""
+    dropped = "".join(f", {name} dropped {count}" for name, count in explanation.get("dropped", []) if count)
+    return (
+        f"request [bold]{escape(str(explanation.get('request_id', '')))}[/bold]{client}, "
+        f"picker {explanation.get('picker', '?')}\n"
+        f"{explanation.get('api', '')}, model {named or '-'}, {_count(explanation.get('prompt_tokens'))} prompt tokens "
+        f"(estimated before dispatch), profile {escape(str(explanation.get('profile', '')))}{dropped}"
+    )
+
+
+def candidates_table(explanation: dict[str, Any]) -> Any:
+    """Return the table: one row per candidate, best first, one column per scorer as value x weight."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    weights: dict[str, float] = explanation.get("weights", {})
+    chosen: list[str] = explanation.get("chosen", [])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("CANDIDATE", no_wrap=True)
+    table.add_column("CACHED TOKENS\nexpected", justify="right")
+    for name, weight in weights.items():
+        table.add_column(f"{escape(name)}\nvalue x {weight:g}", justify="right")
+    table.add_column("TOTAL", justify="right")
+    candidates = sorted(explanation.get("candidates", []), key=lambda each: (-each["total"], each["id"]))
+    for candidate in candidates:
+        rank = chosen.index(candidate["id"]) if candidate["id"] in chosen else -1
+        table.add_row(
+            "" if rank < 0 else ("=>" if rank == 0 else f"{rank + 1}."),
+            escape(candidate["id"]),
+            _count(candidate.get("matched_tokens")),
+            *(_score(candidate["scores"].get(name), weight) for name, weight in weights.items()),
+            f"{candidate['total']:.3f}",
+            style="bold green" if rank == 0 else "",
+        )
+    return table
+
+
+def ending(explanation: dict[str, Any]) -> str:
+    """Return the lines below the table: the choice and what was measured."""
+    from rich.markup import escape
+
+    chosen: list[str] = explanation.get("chosen", [])
+    first = chosen[0] if chosen else "-"
+    lines = [f"chosen {escape(first)}, after {_seconds(explanation.get('queue_s'))} in the queue"]
+    if len(chosen) > 1:
+        lines[0] += f"; fallbacks {escape(', '.join(chosen[1:]))}"
+    if explanation.get("status") is None:
+        return lines[0] + "\nnot ended yet, or its record has not arrived"
+    served = str(explanation.get("served") or "-")
+    moved = " (not the chosen one: a retry went there)" if served not in ("-", first) else ""
+    cut = ", cut off" if explanation.get("is_cut") else ""
+    lines.append(
+        f"served by {escape(served)}{moved}: status {explanation['status']}, "
+        f"{explanation.get('attempts') or 0} attempt(s), ttft {_seconds(explanation.get('ttft_s'))}, "
+        f"duration {_seconds(explanation.get('duration_s'))}{cut}"
+    )
+    predicted = next(
+        (each.get("matched_tokens") for each in explanation.get("candidates", []) if each["id"] == first), None
+    )
+    reported = explanation.get("cached_tokens")
+    said = "not reported by the engine" if reported is None else f"{_count(reported)} reported"
+    lines.append(
+        f"cached tokens: {_count(predicted)} expected, {said}; "
+        f"{_count(explanation.get('reported_prompt_tokens'))} prompt and "
+        f"{_count(explanation.get('completion_tokens'))} completion tokens"
+        + (" (completion estimated)" if explanation.get("is_estimated") else "")
+    )
+    return "\n".join(lines)
+
+
+def _score(value: float | None, weight: float) -> str:
+    return "-" if value is None else f"{value:.3f} = {value * weight:.3f}"
+
+
+def _count(value: Any) -> str:
+    return "-" if value is None else f"{int(value):,}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"

@@ -1,0 +1,216 @@
+"""`shoal status`: the fleet as a live table, one table, or JSON.
+
+Owns how the picture looks.  The figures come merged from the pool's admin API.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shoal.hosts.admin import EndpointPicture, NoPool, PoolClient, PoolPicture, find_pool
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_EXAMPLES = """examples:
+  shoal status                         live table of the pool on port 8080; Ctrl-C ends it
+  shoal status --once                  one table, then exit
+  shoal status --json | jq .endpoints  for scripts
+  shoal status --port 9000             another pool
+"""
+
+_STATE_STYLES = {
+    "ready": "green",
+    "half-open": "yellow",
+    "loading": "cyan",
+    "ejected": "bold red",
+    "draining": "magenta",
+}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "status",
+        help="show the fleet live",
+        description="Show the endpoints of a running pool: health, load, cache hits, requests/s.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_pool_flags(parser)
+    parser.add_argument("--once", action="store_true", help="print one table and exit")
+    parser.add_argument("--json", action="store_true", help="print the merged snapshot as JSON and exit")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between readings (1)")
+    parser.set_defaults(run=run)
+
+
+def add_pool_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which running pool is meant."""
+    parser.add_argument("--port", type=int, default=8080, help="public port of the pool (8080)")
+    parser.add_argument("--run-dir", metavar="DIR", help="run directory of the pool, when it was given to `shoal up`")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the status; returns 0."""
+    pool = find_pool(args.run_dir, args.port)
+    if args.json:
+        sys.stdout.write(pool.snapshot_json().decode() + "\n")
+        return 0
+    rates = Rates()
+    rates.update(pool.picture())
+    interval_s = max(0.1, args.interval)
+    if args.once:
+        time.sleep(interval_s)
+        picture = pool.picture()
+        rates.update(picture)
+        _console().print(render(picture, rates))
+        return 0
+    return _watch(pool, rates, interval_s)
+
+
+class Rates:
+    """Requests per second of each endpoint, from the last two pictures."""
+
+    __slots__ = ("_at_s", "_pid", "_totals", "per_endpoint", "pool")
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        self._pid = 0
+        self._totals: dict[str, float] = {}
+        self.per_endpoint: dict[str, float] = {}
+        self.pool: float | None = None
+
+    def update(self, picture: PoolPicture) -> None:
+        """Take a newer picture.  A count that fell (a worker restarted) gives no rate below 0."""
+        totals: dict[str, float] = {endpoint.id: endpoint.requests_total for endpoint in picture.endpoints}
+        totals[""] = picture.requests_total
+        elapsed_s = picture.at_s - self._at_s
+        if self._totals and picture.pid == self._pid and elapsed_s > 0:
+            rates = {
+                name: max(0.0, total - self._totals[name]) / elapsed_s
+                for name, total in totals.items()
+                if name in self._totals
+            }
+            self.pool = rates.pop("", None)
+            self.per_endpoint = rates
+        self._totals, self._at_s, self._pid = totals, picture.at_s, picture.pid
+
+
+def render(picture: PoolPicture, rates: Rates) -> "RenderableType":
+    """Return the whole screen: a head line, the endpoints, the warnings."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [Text.from_markup(_head(picture, rates)), _endpoints(picture, rates)]
+    parts += [Text(f"! {warning}", style="yellow") for warning in all_warnings(picture)]
+    return Group(*parts)
+
+
+def all_warnings(picture: PoolPicture) -> list[str]:
+    """Return what the operator should look at: the pool's own warnings, then what the figures show."""
+    warnings = list(picture.warnings)
+    silent = [worker.picker for worker in picture.workers if not worker.is_answering]
+    if silent:
+        warnings.append(f"picker {', '.join(silent)} does not answer: the figures are without it")
+    deaf = [endpoint.id for endpoint in picture.endpoints if endpoint.reports_cached_tokens is False]
+    if deaf and not any("--enable-prompt-tokens-details" in warning for warning in warnings):
+        warnings.append(
+            f"{', '.join(deaf)} report no cached tokens, so hit ratios are guesses; start vLLM with "
+            "--enable-prompt-tokens-details, SGLang with --enable-cache-report"
+        )
+    return warnings
+
+
+def _head(picture: PoolPicture, rates: Rates) -> str:
+    ready = sum(endpoint.state in ("ready", "half-open") for endpoint in picture.endpoints)
+    workers = f"{sum(worker.is_answering for worker in picture.workers)}/{len(picture.workers)}"
+    per_s = "-" if rates.pool is None else f"{rates.pool:.1f}"
+    return (
+        f"[bold]{picture.url or 'pool'}[/bold]  {ready}/{len(picture.endpoints)} endpoints ready  "
+        f"{workers} pickers  [bold]{per_s}[/bold] requests/s  {picture.inflight:,} in flight  "
+        f"{picture.requests_total:,} requests  {picture.errors_total:,} errors  up {_duration(picture.at_s)}"
+    )
+
+
+def _endpoints(picture: PoolPicture, rates: Rates) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("ENDPOINT", no_wrap=True)
+    table.add_column("STATE", no_wrap=True)
+    table.add_column("MODELS", max_width=32, overflow="ellipsis", no_wrap=True)
+    for name in ("IN FLIGHT", "WAIT", "RUN", "KV", "HIT", "REQ/S", "TTFT", "REQUESTS", "FAILED"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for endpoint in picture.endpoints:
+        style = _STATE_STYLES.get(endpoint.state, "")
+        rate = rates.per_endpoint.get(endpoint.id)
+        table.add_row(
+            escape(endpoint.id),
+            f"[{style}]{_state(endpoint)}[/]" if style else _state(endpoint),
+            escape(", ".join(endpoint.models)) or "-",
+            f"{endpoint.inflight_requests:,}",
+            _shown(endpoint.waiting, lambda value: f"{value:.0f}"),
+            _shown(endpoint.running, lambda value: f"{value:.0f}"),
+            _shown(endpoint.kv_usage_ratio, lambda value: f"{value:.0%}"),
+            hit_ratio(endpoint),
+            _shown(rate, lambda value: f"{value:.1f}"),
+            _shown(endpoint.ttft_s_avg, lambda value: f"{value * 1000:,.0f} ms"),
+            f"{endpoint.requests_total:,}",
+            f"{endpoint.failures_total:,}",
+        )
+    if not picture.endpoints:
+        table.add_row("[dim]no endpoint yet[/dim]")
+    return table
+
+
+def hit_ratio(endpoint: EndpointPicture) -> str:
+    """Return the share of prompt tokens that the engine found in its cache, `?` when it does not report them."""
+    if endpoint.reports_cached_tokens is False:
+        return "?"
+    if not endpoint.prompt_tokens_total:
+        return "-"
+    return f"{endpoint.cached_tokens_total / endpoint.prompt_tokens_total:.0%}"
+
+
+def _state(endpoint: EndpointPicture) -> str:
+    if not endpoint.states:
+        return endpoint.state
+    agreeing, asked = endpoint.states.get(endpoint.state, 0), sum(endpoint.states.values())
+    return f"{endpoint.state} {agreeing}/{asked}"
+
+
+def _shown(value: float | None, write: Callable[[float], str]) -> str:
+    return "-" if value is None else write(value)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    # A pipe has no width of its own; a table that is cut there is of no use to grep.
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+def _watch(pool: PoolClient, rates: Rates, interval_s: float) -> int:
+    from rich.live import Live
+
+    with Live(console=_console(), auto_refresh=False, screen=False) as live:
+        while True:
+            try:
+                picture = pool.picture()
+            except NoPool:
+                live.stop()
+                print("the pool has ended", file=sys.stderr)
+                return 0
+            rates.update(picture)
+            live.update(render(picture, rates), refresh=True)
+            time.sleep(interval_s)

@@ -1,0 +1,144 @@
+"""Snapshots of several workers, as one picture of the pool.
+
+Owns the shape of a worker's snapshot and the sums over workers.  Every worker sees the same fleet and the same
+scraped signals, but books only its own requests: so books add up and signals do not.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+_WORST_FIRST = ("draining", "loading", "ejected", "half-open", "ready")
+
+
+class EndpointPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one endpoint.
+
+    inflight_*, *_total: own books, counted at dispatch.  waiting, running, kv_usage_ratio: scraped, None unknown.
+    ttft_s_avg: mean over the requests served.  reports_cached_tokens: None until an answer told.
+    prefill_tokens_per_s: learned speed of uncached prompt tokens.  is_trial: still tried out with bounded traffic.
+    states: state -> number of workers, only when they do not agree.
+    """
+
+    id: str
+    address: str = ""
+    state: str = ""
+    models: list[str] = []
+    inflight_requests: int | float = 0
+    inflight_uncached_tokens: int | float = 0
+    waiting: float | None = None
+    running: float | None = None
+    kv_usage_ratio: float | None = None
+    requests_total: int | float = 0
+    failures_total: int | float = 0
+    prompt_tokens_total: int | float = 0
+    cached_tokens_total: int | float = 0
+    ttft_s_avg: float | None = None
+    reports_cached_tokens: bool | None = None
+    labels: dict[str, str] = {}
+    prefill_tokens_per_s: float | None = None
+    is_trial: bool = False
+    states: dict[str, int] = {}
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker says about itself and the fleet."""
+
+    picker: str = ""
+    pid: int = 0
+    uptime_s: float = 0.0
+    endpoints: list[EndpointPicture] = []
+    requests_total: int | float = 0
+    inflight: int | float = 0
+    errors_total: int | float = 0
+    unclosed: int | float = 0
+    index_entries: int | float = 0
+    index_bytes: int | float = 0
+    index_budget_bytes: int | float = 0
+    warnings: list[str] = []
+
+
+class WorkerPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as its supervisor sees it.  is_answering: whether its figures are in the sums."""
+
+    picker: str
+    pid: int | None = None
+    state: str = ""
+    uptime_s: float = 0.0
+    restarts: int = 0
+    requests_total: int | float = 0
+    inflight: int | float = 0
+    is_answering: bool = True
+
+
+class PoolPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool as one: what `/snapshot` answers and `shoal status` shows.
+
+    is_partial: a worker did not answer, so the sums are too small.  at_s: seconds since the pool started.
+    """
+
+    url: str = ""
+    pid: int = 0
+    version: str = ""
+    at_s: float = 0.0
+    run_dir: str = ""
+    is_ready: bool = False
+    is_partial: bool = False
+    workers: list[WorkerPicture] = []
+    endpoints: list[EndpointPicture] = []
+    requests_total: int | float = 0
+    inflight: int | float = 0
+    errors_total: int | float = 0
+    warnings: list[str] = []
+
+
+def merge_endpoints(snapshots: Sequence[Snapshot]) -> list[EndpointPicture]:
+    """Return one picture per endpoint over all workers, sorted by id."""
+    groups: dict[str, list[EndpointPicture]] = {}
+    for snapshot in snapshots:
+        for endpoint in snapshot.endpoints:
+            groups.setdefault(endpoint.id, []).append(endpoint)
+    return [_merge_endpoint(groups[endpoint_id]) for endpoint_id in sorted(groups)]
+
+
+def merge_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
+    """Return each warning once, in order of first sight."""
+    return list(dict.fromkeys(warning for snapshot in snapshots for warning in snapshot.warnings))
+
+
+def _merge_endpoint(views: list[EndpointPicture]) -> EndpointPicture:
+    if len(views) == 1:
+        return views[0]
+    states = Counter(view.state for view in views)
+    served = [(view.ttft_s_avg, view.requests_total) for view in views if view.ttft_s_avg is not None]
+    weight = sum(count for _, count in served)
+    says = {view.reports_cached_tokens for view in views}
+    return msgspec.structs.replace(
+        views[0],
+        state=_worst(states),
+        states=dict(sorted(states.items())) if len(states) > 1 else {},
+        models=list(dict.fromkeys(model for view in views for model in view.models)),
+        inflight_requests=sum(view.inflight_requests for view in views),
+        inflight_uncached_tokens=sum(view.inflight_uncached_tokens for view in views),
+        waiting=_largest([view.waiting for view in views]),
+        running=_largest([view.running for view in views]),
+        kv_usage_ratio=_largest([view.kv_usage_ratio for view in views]),
+        requests_total=sum(view.requests_total for view in views),
+        failures_total=sum(view.failures_total for view in views),
+        prompt_tokens_total=sum(view.prompt_tokens_total for view in views),
+        cached_tokens_total=sum(view.cached_tokens_total for view in views),
+        prefill_tokens_per_s=_largest([view.prefill_tokens_per_s for view in views]),
+        is_trial=all(view.is_trial for view in views),
+        ttft_s_avg=sum(ttft * count for ttft, count in served) / weight if weight else None,
+        reports_cached_tokens=True if True in says else (False if False in says else None),
+    )
+
+
+def _worst(states: Counter[str]) -> str:
+    return min(states, key=lambda state: _WORST_FIRST.index(state) if state in _WORST_FIRST else len(_WORST_FIRST))
+
+
+def _largest(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None

@@ -1,0 +1,153 @@
+"""The answers of all workers as one: snapshot, metrics, explain.
+
+Asks every worker at once, and says so when one did not answer instead of failing.  The HTTP around it is `server`.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from shoal.hosts.admin import PoolPicture, Snapshot, WorkerPicture, merge_endpoints, merge_warnings
+from shoal.hosts.supervisor.merging import Family, WorkerCounts, merge, text
+from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
+
+T = TypeVar("T")
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as the pool knows it now.
+
+    incarnation: unique over restarts.  link: None while it is down.
+    """
+
+    picker: str
+    incarnation: str
+    link: WorkerLink | None = None
+    pid: int | None = None
+    state: str = ""
+    restarts: int = 0
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workers know of one request.  silent: pickers that did not answer."""
+
+    request_id: str
+    found: list[dict[str, Any]] = []
+    silent: list[str] = []
+
+
+class PoolAnswers:
+    """Merges what the workers in `seats()` say.
+
+    about: what the pool says of itself (url, pid, readiness, warnings); its sums are filled in here.
+    families: the pool's own metrics, beside those of the workers.
+    """
+
+    def __init__(
+        self,
+        seats: Callable[[], Sequence[Seat]],
+        about: Callable[[], PoolPicture],
+        families: Callable[[], list[Family]] = list,
+    ) -> None:
+        self._seats = seats
+        self._about = about
+        self._families = families
+        self._counts = WorkerCounts()
+
+    async def picture(self) -> PoolPicture:
+        """Return the whole pool in one picture."""
+        seats = self._seats()
+        answers = await _ask_all(seats, lambda link: link.snapshot())
+        heard = [answer for answer in answers if answer is not None]
+        about = self._about()
+        return msgspec.structs.replace(
+            about,
+            workers=[_worker(seat, answer) for seat, answer in zip(seats, answers, strict=True)],
+            endpoints=merge_endpoints(heard),
+            requests_total=sum(answer.requests_total for answer in heard),
+            inflight=sum(answer.inflight for answer in heard),
+            errors_total=sum(answer.errors_total for answer in heard),
+            warnings=list(dict.fromkeys([*about.warnings, *merge_warnings(heard)])),
+            is_partial=len(heard) < len(seats),
+        )
+
+    async def metrics(self) -> str:
+        """Return one page of Prometheus text over all workers."""
+        seats = self._seats()
+        silent = await self._read_counts(seats)
+        up = Family(
+            name="shoal_worker_up",
+            help="Whether the picker worker answered this scrape.",
+            type="gauge",
+            samples=[("", {"picker": seat.picker}, float(seat.incarnation not in silent)) for seat in seats],
+        )
+        return text(merge([[up], self._families(), self._counts.merged(frozenset(silent))]))
+
+    async def retire(self, seat: Seat) -> None:
+        """Read a worker's counters for the last time before it goes."""
+        await self._read_counts([seat])
+
+    def lost(self, incarnation: str) -> None:
+        """Keep in the sums what a worker that is gone had counted."""
+        self._counts.lost(incarnation)
+
+    async def explain(self, request_id: str) -> Explained:
+        """Ask every worker about one request."""
+        seats = self._seats()
+        silent: list[str] = []
+
+        async def ask(seat: Seat) -> dict[str, Any] | None:
+            if seat.link is None:
+                silent.append(seat.picker)
+                return None
+            try:
+                return await seat.link.explain(request_id)
+            except WorkerSilent:
+                silent.append(seat.picker)
+                return None
+
+        answers = await asyncio.gather(*(ask(seat) for seat in seats))
+        found = [
+            {"picker": seat.picker, **answer} for seat, answer in zip(seats, answers, strict=True) if answer is not None
+        ]
+        return Explained(request_id=request_id, found=found, silent=sorted(silent))
+
+    async def _read_counts(self, seats: Sequence[Seat]) -> set[str]:
+        pages = await _ask_all(seats, lambda link: link.families())
+        silent: set[str] = set()
+        for seat, page in zip(seats, pages, strict=True):
+            if page is None:
+                silent.add(seat.incarnation)
+            else:
+                self._counts.saw(seat.incarnation, page)
+        return silent
+
+
+async def _ask_all(seats: Sequence[Seat], ask: Callable[[WorkerLink], Coroutine[Any, Any, T]]) -> list[T | None]:
+    async def one(seat: Seat) -> T | None:
+        if seat.link is None:
+            return None
+        try:
+            return await ask(seat.link)
+        except WorkerSilent:
+            return None
+
+    return list(await asyncio.gather(*(one(seat) for seat in seats)))
+
+
+def _worker(seat: Seat, answer: Snapshot | None) -> WorkerPicture:
+    if answer is None:
+        return WorkerPicture(
+            picker=seat.picker, pid=seat.pid, state=seat.state, restarts=seat.restarts, is_answering=False
+        )
+    return WorkerPicture(
+        picker=seat.picker,
+        pid=seat.pid if seat.pid is not None else answer.pid,
+        state=seat.state,
+        restarts=seat.restarts,
+        uptime_s=answer.uptime_s,
+        requests_total=answer.requests_total,
+        inflight=answer.inflight,
+    )

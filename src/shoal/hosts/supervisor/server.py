@@ -1,0 +1,145 @@
+"""HTTP of the merged admin API: everything on a unix socket, only reading of metrics on TCP.
+
+The unix socket lies in the run directory that only its owner can enter; whoever reaches it may change the fleet.
+The TCP port is bound to the loopback and answers `/metrics` and `/healthz` alone.
+"""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from shoal.hosts.supervisor.answers import PoolAnswers
+from shoal.hosts.supervisor.merging import CONTENT_TYPE
+from shoal.kernel import ConfigError, ShoalError
+
+
+class NotFound(ShoalError):
+    """The endpoint that was named is not in the pool."""
+
+
+class EndpointOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /endpoints`.  op: add, drain or remove.  url or id: which endpoint."""
+
+    op: str
+    url: str = ""
+    id: str = ""
+
+
+class Operations(Protocol):
+    """What an operator may do to a running pool.
+
+    Each returns the ids it touched, or raises ConfigError (a request that cannot be done) or NotFound.
+    """
+
+    async def add(self, url: str) -> list[str]: ...
+
+    async def drain(self, name: str) -> list[str]: ...
+
+    async def remove(self, name: str) -> list[str]: ...
+
+    async def reload(self) -> str: ...
+
+    async def upgrade(self) -> str: ...
+
+    def why_not_ready(self) -> str: ...
+
+
+class AdminServer:
+    """Serves `answers` and `operations` until `stop`."""
+
+    def __init__(self, answers: PoolAnswers, operations: Operations) -> None:
+        self._answers = answers
+        self._operations = operations
+        self._runners: list[web.AppRunner] = []
+
+    async def listen_unix(self, path: Path) -> None:
+        """Open the full API on a unix socket."""
+        app = self._app_of_readers()
+        app.router.add_get("/snapshot", self._snapshot)
+        app.router.add_get("/explain/{request_id}", self._explain)
+        app.router.add_post("/endpoints", self._endpoints)
+        app.router.add_post("/reload", self._reload)
+        app.router.add_post("/upgrade", self._upgrade)
+        runner = await self._runner(app)
+        await web.UnixSite(runner, str(path)).start()
+        path.chmod(0o600)
+
+    async def listen_tcp(self, host: str, port: int) -> None:
+        """Open `/metrics` and `/healthz` on a port of the loopback."""
+        runner = await self._runner(self._app_of_readers())
+        await web.TCPSite(runner, host, port).start()
+
+    async def stop(self) -> None:
+        """Close every door."""
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+
+    async def _runner(self, app: web.Application) -> web.AppRunner:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        self._runners.append(runner)
+        return runner
+
+    def _app_of_readers(self) -> web.Application:
+        app = web.Application(middlewares=[_errors])
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._healthz)
+        return app
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        page = await self._answers.metrics()
+        return web.Response(body=page.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        why_not = self._operations.why_not_ready()
+        return web.Response(text=why_not or "ok", status=503 if why_not else 200)
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        return _json(await self._answers.picture())
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        explained = await self._answers.explain(request.match_info["request_id"])
+        return _json(explained, status=200 if explained.found else 404)
+
+    async def _endpoints(self, request: web.Request) -> web.Response:
+        try:
+            order = msgspec.json.decode(await request.read(), type=EndpointOrder)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"unreadable order: {error}") from error
+        name = order.url or order.id
+        if not name:
+            raise ConfigError("name the endpoint with url or id")
+        match order.op:
+            case "add":
+                touched = await self._operations.add(name)
+            case "drain":
+                touched = await self._operations.drain(name)
+            case "remove":
+                touched = await self._operations.remove(name)
+            case _:
+                raise ConfigError(f"unknown op {order.op!r}; one of add, drain, remove")
+        return _json({"op": order.op, "endpoints": touched})
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        return _json({"done": await self._operations.reload()})
+
+    async def _upgrade(self, request: web.Request) -> web.Response:
+        return _json({"done": await self._operations.upgrade()})
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    try:
+        answer: web.StreamResponse = await handler(request)
+    except NotFound as error:
+        return _json({"error": str(error)}, status=404)
+    except ShoalError as error:
+        return _json({"error": str(error)}, status=400)
+    return answer
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
