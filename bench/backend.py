@@ -44,7 +44,7 @@ _STREAM_HEAD = (
 class Site:
     """One endpoint: its address and what it has seen."""
 
-    __slots__ = ("aborted", "address", "model", "running", "total")
+    __slots__ = ("aborted", "address", "model", "running", "total", "unrouted")
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -52,6 +52,7 @@ class Site:
         self.running = 0
         self.total = 0
         self.aborted = 0
+        self.unrouted = 0
 
     def metrics(self) -> bytes:
         """The page a scraper reads, with vLLM's names."""
@@ -62,6 +63,7 @@ class Site:
             f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{label} 0.0\n"
             f"# TYPE bench:requests counter\nbench:requests_total {self.total}.0\n"
             f"# TYPE bench:aborted counter\nbench:aborted_total {self.aborted}.0\n"
+            f"# TYPE bench:unrouted counter\nbench:unrouted_total {self.unrouted}.0\n"
         ).encode()
 
 
@@ -122,6 +124,8 @@ class Door(asyncio.Protocol):
             site.total += 1
             site.running += 1
             self._is_open = True
+            if b"\r\nx-gateway-destination-endpoint: " + site.address.encode() not in head:
+                site.unrouted += 1
             wait_us = self._number(b"x-bench-wait-us")
             if wait_us:
                 self._loop.call_later(wait_us / 1e6, self._serve)

@@ -14,12 +14,14 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
     system: shared opening text, "" for none.  says: what the user says, one per turn.
     reply_tokens: length of the reply that each turn asks for (`max_tokens`), as many as `says`.
+    think_s: seconds between the last reply and each turn (a person reading, an agent's tool at work); () for none.
     """
 
     id: str
     system: str = ""
     says: tuple[str, ...]
     reply_tokens: tuple[int, ...]
+    think_s: tuple[float, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,11 +22,13 @@ def multi_turn(
     system_chars: int = 16_384,
     say_chars: Range = (120, 360),
     reply_tokens: Range = (16, 48),
+    think_s: float = 0.0,
     concurrency: int = 32,
 ) -> Plan:
     """Agent-like sessions: `chats` of `turns` turns, each opening with one of `systems` shared system prompts.
 
-    Every prompt is used by the same number of chats (plus or minus one), in random order.
+    think_s: mean of the exponential pause before each turn, 0.0 for none.  Every prompt is used by the same number of
+    chats (plus or minus one), in random order.
     """
     openings = [text(rng, system_chars) for _ in range(systems)]
     order = rng.permutation(np.arange(chats) % systems).tolist()
@@ -36,6 +38,7 @@ def multi_turn(
             system=openings[which],
             says=tuple(text(rng, _draw(rng, say_chars)) for _ in range(turns)),
             reply_tokens=tuple(_draw(rng, reply_tokens) for _ in range(turns)),
+            think_s=tuple(rng.exponential(think_s, size=turns).tolist()) if think_s else (),
         )
         for i, which in enumerate(order)
     )

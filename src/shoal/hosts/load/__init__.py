@@ -10,5 +10,17 @@ from shoal.hosts.load.client import Client
 from shoal.hosts.load.lag import LAG_LIMIT_S, LoopLag
 from shoal.hosts.load.report import LoadReport, Sample, summarise
 from shoal.hosts.load.runner import run_load
+from shoal.hosts.load.stage import Stage, StageFailed
 
-__all__ = ["LAG_LIMIT_S", "Answer", "Client", "LoadReport", "LoopLag", "Sample", "run_load", "summarise"]
+__all__ = [
+    "LAG_LIMIT_S",
+    "Answer",
+    "Client",
+    "LoadReport",
+    "LoopLag",
+    "Sample",
+    "Stage",
+    "StageFailed",
+    "run_load",
+    "summarise",
+]

@@ -96,6 +96,8 @@ class _Run:
     async def _converse(self, chat: Chat) -> None:
         replies: list[str] = []
         for turn in range(len(chat.says)):
+            if chat.think_s:
+                await asyncio.sleep(chat.think_s[turn])
             body = chat_body(chat, replies, model=self._model, stream=self._stream)
             leave_after_s = self._leave_after_s(self._sent) if self._leave_after_s else None
             self._sent += 1

@@ -1,0 +1,96 @@
+"""`python -m bench.bars`: measure bars, print a line each, write JSON, and fail when one falls short."""
+
+import argparse
+import fnmatch
+import importlib
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from bench.bars.registry import BARS, Bar, Figure
+
+_MODULES = ("decide", "cpu", "journal", "streams", "shapes", "demo", "books", "faults")
+_TRIES = 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the chosen bars; 0 when all are met, 1 when one is not, 2 when none was chosen."""
+    parser = argparse.ArgumentParser(prog="bench.bars", description="Check the figures that the project promises.")
+    parser.add_argument("settings", nargs="*", metavar="PART=N", help="the same as --part N, for make")
+    parser.add_argument("--part", type=int, help="only the bars of this part")
+    parser.add_argument("--id", action="append", default=[], help="only these bars (repeatable, may hold *)")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full load, for a quick look (1.0)")
+    parser.add_argument("--list", action="store_true", help="say what would be measured")
+    parser.add_argument("--json", type=Path, default=Path(".bench/bars.json"), help="where the figures go")
+    arguments = parser.parse_args(argv)
+    part = arguments.part
+    for setting in arguments.settings:
+        name, _, value = setting.partition("=")
+        if name.upper() != "PART" or not value.isdigit():
+            parser.error(f"unknown setting {setting!r}")
+        part = int(value)
+    for module in _MODULES:
+        importlib.import_module(f"bench.bars.{module}")
+    chosen = [each for each in BARS.values() if _is_chosen(each, part, arguments.id)]
+    if not chosen:
+        print("no such bar; --list names them all", file=sys.stderr)
+        return 2
+    if arguments.list:
+        for each in chosen:
+            print(f"{each.id:24} {_limit(each):>12}  {each.text}")
+        return 0
+    results = {each.id: _measure(each, arguments.scale) for each in chosen}
+    _write(arguments.json, results, arguments.scale)
+    return 0 if all(BARS[id].is_met(figure) for id, figure in results.items()) else 1
+
+
+def _is_chosen(each: Bar, part: int | None, ids: list[str]) -> bool:
+    return (part is None or each.part == part) and (not ids or any(fnmatch.fnmatch(each.id, id) for id in ids))
+
+
+def _measure(each: Bar, scale: float) -> Figure:
+    """Measure, again when the run was void, and print the line."""
+    began = time.monotonic()
+    for _ in range(_TRIES):
+        try:
+            figure = each.measure(scale)
+        except Exception as error:
+            traceback.print_exc()
+            figure = Figure(value=float("nan"), void=f"{type(error).__name__}: {error}"[:200])
+            break
+        if not figure.void:
+            break
+    verdict = "ok" if each.is_met(figure) else "void" if figure.void else "short"
+    spent = time.monotonic() - began
+    line = f"{each.id:24} {figure.value:>10.4g} {each.unit:<5} {_limit(each):>14}  {verdict:<5} {spent:6.1f} s"
+    print(line + (f"  ({figure.void})" if figure.void else ""), flush=True)
+    return figure
+
+
+def _limit(each: Bar) -> str:
+    return f"{'>=' if each.is_floor else '<='} {each.limit:g} {each.unit}".rstrip()
+
+
+def _write(path: Path, results: dict[str, Figure], scale: float) -> None:
+    """Merge the figures into the file, so that a run of one bar does not forget the others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = json.loads(path.read_text()) if path.exists() else {}
+    for id, figure in results.items():
+        each = BARS[id]
+        known[id] = {
+            **msgspec.to_builtins(figure),
+            "bar": _limit(each),
+            "is_met": each.is_met(figure),
+            "scale": scale,
+            "text": each.text,
+            "measured_at": int(time.time()),
+        }
+    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

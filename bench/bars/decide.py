@@ -1,0 +1,150 @@
+"""What a decision costs and what the index holds: the router machine, called as a host calls it.
+
+Times are CPU time of this thread, so that a busy machine does not count against the code.
+"""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from shoal.routing.config import load
+
+from bench.bars.registry import Figure, bar
+from bench.processes import rss_bytes
+from shoal.kernel import Chance
+from shoal.pool import Endpoint, EndpointState, Outcome, Request, ServedModel, Signals
+from shoal.routing import Arrived, Ended, Forward, Recorded, Router
+from shoal.routing.events import EndpointJoined, LoadSeen, ModelsSeen
+
+MODEL = "bench-model"
+_PROMPT_BLOCKS = 16
+_BLOCK_BYTES = 256
+_SHARED = 50
+
+FIVE_SCORERS = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: queue-scorer
+- type: kv-cache-utilization-scorer
+- type: running-requests-size-scorer
+- type: lora-affinity-scorer
+- type: prefix-cache-scorer
+schedulingProfiles:
+- name: default
+  plugins:
+  - pluginRef: queue-scorer
+  - pluginRef: kv-cache-utilization-scorer
+  - pluginRef: running-requests-size-scorer
+  - pluginRef: lora-affinity-scorer
+  - pluginRef: prefix-cache-scorer
+    weight: 3
+"""
+
+
+def router_of(endpoints: int, config: str = "") -> Router:
+    """A router with so many ready endpoints of one model, each with a reading of its metrics."""
+    router = Router(load(config, "bench"), Chance(1))
+    rng = np.random.default_rng(1)
+    for i in range(endpoints):
+        id = f"10.{i >> 16}.{(i >> 8) & 255}.{i & 255}:8000"
+        router.handle(EndpointJoined(Endpoint(id=id, address=id), EndpointState.READY), 0.0)
+        router.handle(ModelsSeen(id, (ServedModel(id=MODEL, max_model_len=131_072),)), 0.0)
+        signals = Signals(
+            waiting=float(rng.integers(0, 5)),
+            running=float(rng.integers(0, 30)),
+            kv_usage_ratio=float(rng.random()),
+            block_size_tokens=16,
+            num_blocks=20_000,
+        )
+        router.handle(LoadSeen(id, signals), 0.0)
+    return router
+
+
+def arrivals(count: int, *, seed: int = 2, blocks: int = _PROMPT_BLOCKS, shared: int = _SHARED) -> Iterator[Arrived]:
+    """Requests of which half begin with one of `shared` long prefixes (0: all are unique)."""
+    rng = np.random.default_rng(seed)
+    prefixes = rng.integers(1, 2**63, (max(1, shared), blocks * 3 // 4), dtype=np.uint64)
+    for i in range(count):
+        own = rng.integers(1, 2**63, blocks, dtype=np.uint64)
+        if shared and i % 2:
+            own[: prefixes.shape[1]] = prefixes[rng.integers(shared)]
+        request = Request(
+            id=f"r{i}",
+            model=MODEL,
+            is_streaming=True,
+            prompt_bytes=blocks * _BLOCK_BYTES,
+            prompt_tokens=blocks * _BLOCK_BYTES // 4,
+            max_output_tokens=200,
+        )
+        yield Arrived(request, own.tobytes())
+
+
+def decision_times_s(
+    router: Router, count: int, *, inflight: int = 200
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """CPU seconds of each `handle(Arrived)` of `count`, while about `inflight` earlier requests are in flight."""
+    now = 1.0
+    open_ids: list[str] = []
+    times: list[int] = []
+    clock = time.thread_time_ns
+    for arrived in arrivals(count + inflight):
+        now += 0.001
+        began = clock()
+        commands = router.handle(arrived, now)
+        times.append(clock() - began)
+        forward = commands[0]
+        assert isinstance(forward, Forward)
+        open_ids.append(arrived.request.id)
+        if len(open_ids) > inflight:
+            done = open_ids.pop(0)
+            router.handle(Ended(done), now)
+            outcome = Outcome(
+                status=200, served_address=forward.endpoints[0], ttft_s=0.05, duration_s=0.5, prompt_tokens=1_000,
+                cached_tokens=500, completion_tokens=50,
+            )  # fmt: skip
+            router.handle(Recorded(done, outcome), now)
+    return np.array(times[inflight:]) / 1e9
+
+
+@bar("router.decide-1000", "decision at 1,000 endpoints, default profile, p99", unit="us", at_most=1_000)
+def _thousand(scale: float) -> Figure:
+    times = decision_times_s(router_of(1_000), max(500, int(5_000 * scale)))
+    p50, p99 = (float(np.quantile(times, q)) * 1e6 for q in (0.5, 0.99))
+    return Figure(value=p99, details={"p50_us": p50})
+
+
+@bar("router.decide-100", "decision at 100 endpoints with 5 scorers, median", unit="us", at_most=100)
+def _hundred(scale: float) -> Figure:
+    count = max(500, int(10_000 * scale))
+    p50, p99 = (float(np.quantile(decision_times_s(router_of(100, FIVE_SCORERS), count), q)) * 1e6 for q in (0.5, 0.99))
+    ours = float(np.median(decision_times_s(router_of(100), count))) * 1e6
+    return Figure(value=p50, details={"p99_us": p99, "default_profile_p50_us": ours})
+
+
+@bar("index.million", "index bytes over their budget after 1,000,000 unique prompts, memory flat", at_most=1.0)
+def _million(scale: float) -> Figure:
+    import os
+
+    count = max(20_000, int(1_000_000 * scale))
+    router = router_of(4)
+    now, worst, marks = 1.0, 0.0, []
+    for i, arrived in enumerate(arrivals(count, shared=0)):
+        now += 0.001
+        router.handle(arrived, now)
+        router.handle(Ended(arrived.request.id), now)
+        router.handle(Recorded(arrived.request.id, Outcome(status=200, duration_s=0.1)), now)
+        if i % (count // 20) == count // 20 - 1:
+            status = router.status()
+            worst = max(worst, status.index_bytes / status.index_budget_bytes)
+            marks.append(rss_bytes(os.getpid()))
+    status = router.status()
+    growth = marks[-1] / marks[len(marks) // 2] - 1.0
+    details = {
+        "index_mb": status.index_bytes / 2**20,
+        "budget_mb": status.index_budget_bytes / 2**20,
+        "entries": status.index_entries,
+        "rss_mb": [round(mark / 2**20, 1) for mark in marks],
+        "second_half_growth": growth,
+    }
+    return Figure(value=worst if growth < 0.05 else float("inf"), details=details)

@@ -1,0 +1,122 @@
+"""The default profile against round-robin on three shapes of traffic, on embedded engines.
+
+Both sides send the same bytes to fresh pools of four, seed by seed; every figure is the median over the seeds.
+"""
+
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import uvloop
+
+from bench.bars.registry import Figure, bar
+from bench.ground import pool_of_engines
+from shoal.cli.demo import ROUND_ROBIN
+from shoal.hosts.load import LoadReport, run_load
+from shoal.workload import Plan, hot, multi_turn, zipf
+
+ENGINES = 4
+SHAPES: dict[str, Callable[[np.random.Generator], Plan]] = {
+    # Sizes of the lab in which the peers were compared: four caches of 102,400 characters.
+    "multi-turn": lambda rng: multi_turn(
+        rng, chats=32, turns=6, systems=8, system_chars=4_000, say_chars=(1_000, 1_800), reply_tokens=(16, 32)
+    ),
+    "hot": lambda rng: hot(rng, requests=300, prompt_chars=6_000, concurrency=48, reply_tokens=(8, 16)),
+    "zipf": lambda rng: zipf(
+        rng, documents=40, document_chars=8_000, requests=400, concurrency=24, reply_tokens=(8, 16)
+    ),
+}
+
+
+class Run(NamedTuple):
+    """One plan through one pool.  imbalance: requests of the busiest engine over the mean."""
+
+    report: LoadReport
+    imbalance: float
+
+
+async def run_once(
+    plan: Plan, config: str, *, arrivals: Sequence[float] | None = None, flags: tuple[str, ...] = ()
+) -> Run:
+    """Send a plan to a fresh pool; config: text of a configuration, "" for the default profile."""
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
+        if config:
+            path = Path(directory) / "config.yaml"
+            path.write_text(config)
+            flags = (*flags, "--config", str(path))
+        async with pool_of_engines(ENGINES, flags) as pool:
+            report = await run_load(plan, pool.url, model=await pool.stage.model(), arrivals=arrivals)
+            served = list((await pool.served()).values())
+    mean = sum(served) / max(1, len(served))
+    return Run(report, max(served) / mean if mean else 1.0)
+
+
+@functools.cache
+def compare(seeds: int) -> dict[str, list[tuple[Run, Run]]]:
+    """Pairs (round-robin, default) per shape, one per seed."""
+    pairs: dict[str, list[tuple[Run, Run]]] = {name: [] for name in SHAPES}
+    for seed in range(1, seeds + 1):
+        for name, make in SHAPES.items():
+            plan = make(np.random.default_rng(seed))
+            both = [uvloop.run(run_once(plan, config)) for config in (ROUND_ROBIN, "")]
+            pairs[name].append((both[0], both[1]))
+    return pairs
+
+
+def _seeds(scale: float) -> int:
+    return max(1, round(5 * scale))
+
+
+def _figure(scale: float, shapes: tuple[str, ...], read: Callable[[Run, Run], float]) -> Figure:
+    """The worst shape's median over the seeds."""
+    pairs = compare(_seeds(scale))
+    values = {name: [read(*pair) for pair in pairs[name]] for name in shapes}
+    medians = {name: float(np.median(each)) for name, each in values.items()}
+    runs = [run for name in shapes for pair in pairs[name] for run in pair]
+    failed = sum(run.report.failed for run in runs)
+    lag_ms = max(run.report.lag_p99_s for run in runs) * 1e3
+    void = f"{failed} requests failed" if failed else f"loop lag p99 {lag_ms:.1f} ms" if lag_ms > 5.0 else ""
+    if void:
+        compare.cache_clear()
+    details = {"medians": medians, "values": values, "lag_p99_ms": lag_ms, "runs": _table(pairs, shapes)}
+    return Figure(value=max(medians.values()), void=void, details=details)
+
+
+def _table(pairs: dict[str, list[tuple[Run, Run]]], shapes: tuple[str, ...]) -> dict[str, list[list[float]]]:
+    """Per shape and seed: seconds, ttft p50 and p95 in ms, hit ratio, imbalance; round-robin first."""
+    return {name: [[round(value, 3) for run in pair for value in _row(run)] for pair in pairs[name]] for name in shapes}
+
+
+def _row(run: Run) -> tuple[float, float, float, float, float]:
+    report = run.report
+    return (
+        report.duration_s, report.ttft_p50_s * 1e3, report.ttft_p95_s * 1e3, report.hit_ratio, run.imbalance,
+    )  # fmt: skip
+
+
+@bar("shapes.ttft-p50", "TTFT p50 over round-robin's, the worst of three shapes", at_most=1.05)
+def _p50(scale: float) -> Figure:
+    return _figure(scale, tuple(SHAPES), lambda rr, ours: ours.report.ttft_p50_s / rr.report.ttft_p50_s)
+
+
+@bar("shapes.ttft-p95", "TTFT p95 over round-robin's, the worst of three shapes", at_most=1.05)
+def _p95(scale: float) -> Figure:
+    return _figure(scale, tuple(SHAPES), lambda rr, ours: ours.report.ttft_p95_s / rr.report.ttft_p95_s)
+
+
+@bar("shapes.hot-imbalance", "requests of the busiest engine over the mean, one hot prompt", at_most=1.3)
+def _imbalance(scale: float) -> Figure:
+    return _figure(scale, ("hot",), lambda _, ours: ours.imbalance)
+
+
+@bar("shapes.multi-turn-time", "total time over round-robin's, multi-turn", at_most=0.70)
+def _multi_turn(scale: float) -> Figure:
+    return _figure(scale, ("multi-turn",), lambda rr, ours: ours.report.duration_s / rr.report.duration_s)
+
+
+@bar("shapes.zipf-time", "total time over round-robin's, zipf-shared documents", at_most=0.30)
+def _zipf(scale: float) -> Figure:
+    return _figure(scale, ("zipf",), lambda rr, ours: ours.report.duration_s / rr.report.duration_s)
