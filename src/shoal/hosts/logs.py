@@ -82,7 +82,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def configure(level: str = "info", log_format: str = TEXT, stream: TextIO | None = None) -> None:
+def setup(log_format: str = TEXT, level: str = "info", stream: TextIO | None = None) -> None:
     """Send every log line of this process to `stream` (stderr) in the given format; safe to call again."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == JSON else TextFormatter())

@@ -31,5 +31,5 @@ def test_a_free_port_passes_and_stays_free() -> None:
 
 
 def test_an_address_of_another_machine_is_refused_with_the_flag_to_change() -> None:
-    with pytest.raises(ConfigError, match="no address of this machine.*--host"):
+    with pytest.raises(ConfigError, match=r"no address of this machine.*--host"):
         check_port("192.0.2.1", 8080, "--port")

@@ -52,7 +52,7 @@ def test_a_link_that_somebody_prepared_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_path_too_long_for_sockets_is_named_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="too long.*--run-dir"):
+    with pytest.raises(ConfigError, match=r"too long.*--run-dir"):
         RunDir(tmp_path / ("x" * 120)).open()
 
 
@@ -67,7 +67,7 @@ def test_a_verb_without_a_pool_says_where_it_looked_and_which_pools_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with pytest.raises(NoPool, match="no pool is running on port 8080.*shoal up"):
+    with pytest.raises(NoPool, match=r"no pool is running on port 8080.*shoal up"):
         find_pool(None, 8080)
     other = default_for(9000) / ADMIN_SOCKET
     other.parent.mkdir(parents=True)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.hosts.admin import PoolPicture, Snapshot, WorkerPicture, merge_endpoints, merge_warnings
-from shoal.hosts.supervisor.merging import Family, WorkerCounts, merge, text
 from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
+from shoal.hosts.supervisor.merging import Family, WorkerCounts, merge, text
 
 T = TypeVar("T")
 

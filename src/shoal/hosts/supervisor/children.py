@@ -76,6 +76,17 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
+    def let_end(self) -> None:
+        """Do not start it again when it ends by itself."""
+        self._is_stopping = True
+
+    async def ended(self, timeout_s: float) -> bool:
+        """Wait until supervision is over, after `let_end`; returns whether it is."""
+        if self._task is None:
+            return True
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s)
+        return bool(done)
+
     async def stop(self, grace_s: float = 5.0) -> None:
         """End it for good: SIGTERM, then SIGKILL after `grace_s`.  Returns when the process is gone."""
         self._is_stopping = True
@@ -112,7 +123,7 @@ class Child:
 
     def _report_bug(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("child is no longer supervised", child=self.name, error=repr(error))
+            self._log.error("bug while supervising a child", child=self.name, error=repr(error))
 
     async def _run_once(self) -> int | None:
         self._last_lines.clear()
@@ -127,6 +138,8 @@ class Child:
             asyncio.create_task(self._read(process.stderr, self._pass_line)),
         ]
         starter = asyncio.create_task(self._on_start(self)) if self._on_start is not None else None
+        if starter is not None:
+            starter.add_done_callback(self._report_bug)
         try:
             await process.wait()
             if starter is not None and not starter.done():

@@ -1,0 +1,299 @@
+"""Picker workers: one slot per picker id, filled, restarted after a crash, and replaced without a gap.
+
+Envoy dials one fixed path per slot, a symbolic link to the socket of the process in service.  So a worker takes over
+only when it knows the fleet, and Envoy's configuration never changes for it.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal.hosts import logs
+from shoal.hosts.supervisor.answers import Seat
+from shoal.hosts.supervisor.children import Child
+from shoal.hosts.supervisor.feed import Feed
+from shoal.hosts.supervisor.ledger import Ledger
+from shoal.hosts.supervisor.link import WorkerLink
+from shoal.routing import events
+
+_POLL_S = 0.02
+_CRASHES_ALLOWED = 2
+WARM_S = 60.0
+"""Longest wait for a new worker to know the fleet; past this an upgrade is given up and the old worker stays."""
+
+Command = Callable[[str, Path, Path], Sequence[str]]
+"""Makes argv of a worker from its picker id, its gRPC socket and its admin socket."""
+
+
+def service_socket(run_dir: Path, picker: str) -> Path:
+    """Return the path that Envoy dials for a slot, whichever process serves it."""
+    return run_dir / f"picker-{picker}.sock"
+
+
+class WorkerProcess:
+    """One supervised worker process of a slot, through its crashes.
+
+    in_service: called when it knows the fleet and its socket is open.  lost: called when the process ended, with the
+    incarnation that ended.
+    """
+
+    def __init__(
+        self,
+        picker: str,
+        run_dir: Path,
+        command: Command,
+        ledger: Ledger,
+        next_number: Callable[[], int],
+        in_service: Callable[["WorkerProcess"], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self.picker = picker
+        self.state = "starting"
+        self.feed: Feed | None = None
+        self.ready = asyncio.Event()
+        self._run_dir = run_dir
+        self._command = command
+        self._ledger = ledger
+        self._next_number = next_number
+        self._in_service = in_service
+        self._lost = lost
+        self._number = 0
+        self._link: WorkerLink | None = None
+        self._feeding: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self.child = Child(f"picker-{picker}", self._argv, on_start=self._warm, on_exit=self._ended)
+
+    @property
+    def incarnation(self) -> str:
+        """Name of the present process, never used again."""
+        return f"{self.picker}.{self._number}"
+
+    @property
+    def socket(self) -> Path:
+        """The gRPC socket of the present process."""
+        return self._run_dir / f"p{self.incarnation}.sock"
+
+    @property
+    def seat(self) -> Seat:
+        """What the pool says of it."""
+        return Seat(
+            picker=self.picker,
+            incarnation=self.incarnation,
+            link=self._link,
+            pid=self.child.pid,
+            state=self.state,
+            restarts=self.child.restarts,
+        )
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let it finish its requests and end; cut short after `timeout_s`."""
+        self.state = "draining"
+        self.child.let_end()
+        if self._link is not None:
+            with contextlib.suppress(Exception):
+                await self._link.drain()
+        await self.child.ended(timeout_s)
+        await self.child.stop()
+
+    async def stop(self) -> None:
+        """End it now."""
+        await self.child.stop()
+
+    def _argv(self) -> Sequence[str]:
+        self._number = self._next_number()
+        self.state = "starting"
+        self.ready.clear()
+        return self._command(self.picker, self.socket, self._admin_socket())
+
+    def _admin_socket(self) -> Path:
+        return self._run_dir / f"w{self.incarnation}.sock"
+
+    async def _warm(self, child: Child) -> None:
+        """Tell a process that just started the whole fleet, then put it in service."""
+        link = WorkerLink(self._admin_socket())
+        while not (self._admin_socket().exists() and self.socket.exists() and await link.is_listening()):
+            await asyncio.sleep(_POLL_S)
+        self._link = link
+        self.feed = Feed(self.picker, link, self._ledger)
+        self._feeding = asyncio.create_task(self.feed.run(), name=f"feed {self.incarnation}")
+        await self.feed.caught_up()
+        self.state = "serving"
+        self.ready.set()
+        self._in_service(self)
+
+    def _ended(self, child: Child) -> None:
+        self.state = "down"
+        self.ready.clear()
+        if self._feeding is not None:
+            self._feeding.cancel()
+        if self._link is not None:
+            closing = asyncio.ensure_future(self._link.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        self.feed = self._link = self._feeding = None
+        for path in (self.socket, self._admin_socket()):
+            path.unlink(missing_ok=True)
+        self._lost(self.incarnation)
+
+
+class Workers:
+    """The slots `0` to `count - 1`.
+
+    lost: told each incarnation that ended.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        run_dir: Path,
+        command: Command,
+        ledger: Ledger,
+        lost: Callable[[str], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._command = command
+        self._ledger = ledger
+        self._lost = lost
+        self._number = 0
+        self._upgrading = asyncio.Lock()
+        self._serving = {str(picker): self._process(str(picker)) for picker in range(count)}
+        self._others: list[WorkerProcess] = []
+        self._drains: set[asyncio.Task[None]] = set()
+        self._log = logs.get("supervisor")
+
+    def start(self) -> None:
+        """Start one process per slot."""
+        for process in self._serving.values():
+            process.child.start()
+
+    @property
+    def pickers(self) -> list[str]:
+        """The picker ids, in order."""
+        return list(self._serving)
+
+    @property
+    def processes(self) -> list[WorkerProcess]:
+        """Every process, those that drain or are being warmed included."""
+        return [*self._serving.values(), *self._others]
+
+    def seats(self) -> list[Seat]:
+        """Return every process as the pool knows it; a successor that is not in service yet is left out."""
+        serving = list(self._serving.values())
+        return [each.seat for each in self.processes if each in serving or each.state == "draining"]
+
+    def tell(self, told: Sequence[events.Event]) -> None:
+        """Hand events to every process; one that starts now takes them from the ledger."""
+        for process in self.processes:
+            if process.feed is not None:
+                process.feed.put(told)
+
+    async def settled(self, timeout_s: float = 2.0) -> None:
+        """Return when every process that answers took what it was told; one that hangs is not waited for."""
+        waits = [asyncio.create_task(each.feed.caught_up()) for each in self.processes if each.feed is not None]
+        if not waits:
+            return
+        _, late = await asyncio.wait(waits, timeout=timeout_s)
+        for wait in late:
+            wait.cancel()
+
+    def is_in_service(self) -> bool:
+        """Whether a slot is served now."""
+        return any(process.ready.is_set() for process in self._serving.values())
+
+    async def upgrade(self, drain_timeout_s: float) -> str:
+        """Replace the process of each slot by a new one, one slot after the other.
+
+        The new one is warmed first.  When it does not come up, it is stopped, the old one stays, and the rest is not
+        tried.  Returns what was done.  Old processes finish their requests in the background.
+        """
+        if self._upgrading.locked():
+            return "an upgrade is under way already"
+        async with self._upgrading:
+            for picker in self.pickers:
+                if not await self._replace(picker, drain_timeout_s):
+                    return f"picker {picker}: the new worker did not come up; the old one stays, see the log"
+            return f"{len(self.pickers)} worker(s) replaced"
+
+    async def stop(self) -> None:
+        """End every process now."""
+        await asyncio.gather(*(process.stop() for process in self.processes))
+        for picker in self.pickers:
+            service_socket(self._run_dir, picker).unlink(missing_ok=True)
+
+    async def _replace(self, picker: str, drain_timeout_s: float) -> bool:
+        old, new = self._serving[picker], self._process(picker)
+        self._others.append(new)
+        self._log.info("replacing worker", picker=picker, old_pid=old.child.pid)
+        new.child.start()
+        if not await _comes_up(new):
+            self._log.error("the new worker did not come up, keeping the old one", picker=picker)
+            await new.stop()
+            self._others.remove(new)
+            return False
+        self._others.remove(new)
+        self._serving[picker] = new
+        self._link_to(new)
+        self._others.append(old)
+        self._log.info("worker replaced", picker=picker, old_pid=old.child.pid, new_pid=new.child.pid)
+        task = asyncio.create_task(self._let_go(old, drain_timeout_s), name=f"drain {old.incarnation}")
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+        return True
+
+    async def _let_go(self, old: WorkerProcess, drain_timeout_s: float) -> None:
+        try:
+            await old.drain(drain_timeout_s)
+        finally:
+            self._others.remove(old)
+
+    def _process(self, picker: str) -> WorkerProcess:
+        return WorkerProcess(
+            picker, self._run_dir, self._command, self._ledger, self._next, self._in_service, self._lost
+        )
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _in_service(self, process: WorkerProcess) -> None:
+        if self._serving.get(process.picker) is process:
+            self._link_to(process)
+            self._log.info("worker in service", picker=process.picker, pid=process.child.pid)
+
+    def _link_to(self, process: WorkerProcess) -> None:
+        """Let Envoy's next connection reach this process."""
+        path = service_socket(self._run_dir, process.picker)
+        fresh = path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        os.symlink(process.socket.name, fresh)
+        os.replace(fresh, path)
+
+
+async def _comes_up(process: WorkerProcess) -> bool:
+    """Whether the process gets in service; one that crashed a few times will not."""
+    try:
+        async with asyncio.timeout(WARM_S):
+            while not process.ready.is_set():
+                if process.child.restarts >= _CRASHES_ALLOWED:
+                    return False
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+def worker_command(config: Path, count: int, seed: int, hash_key: str, run_dir: Path, log_format: str) -> Command:
+    """Return the maker of a picker worker's argv."""
+
+    def argv(picker: str, socket: Path, admin: Path) -> list[str]:
+        return [
+            *(sys.executable, "-m", "shoal.hosts.extproc", "--socket", str(socket), "--admin", str(admin)),
+            *("--picker-id", picker, "--workers", str(count), "--config", str(config)),
+            *("--seed", str(seed + int(picker)), "--hash-key", hash_key),
+            *("--run-dir", str(run_dir), "--log-format", log_format),
+        ]
+
+    return argv

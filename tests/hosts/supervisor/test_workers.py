@@ -1,0 +1,214 @@
+"""Worker slots, tried with fake workers that are real processes."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.hosts.admin import PoolPicture
+from shoal.hosts.supervisor.answers import PoolAnswers
+from shoal.hosts.supervisor.ledger import Ledger
+from shoal.hosts.supervisor.link import WorkerLink
+from shoal.hosts.supervisor.pulse import Pulse
+from shoal.hosts.supervisor.workers import Workers, service_socket
+from shoal.pool import Endpoint, EndpointState, Signals
+from shoal.routing.events import EndpointChanged, EndpointJoined, Event, LoadSeen
+
+FAKE = Path(__file__).with_name("fake_worker.py")
+A = Endpoint(id="a", address="10.0.0.1:8000")
+FLEET: list[Event] = [EndpointJoined(A, EndpointState.READY), LoadSeen("a", Signals(running=1.0))]
+
+
+class Scene:
+    """Slots of fake workers in a directory of their own."""
+
+    def __init__(self, run_dir: Path, count: int = 1) -> None:
+        self.run_dir = run_dir
+        self.ledger = Ledger()
+        self.lost: list[str] = []
+        self.extra: list[str] = []
+        self.workers = Workers(count, run_dir, self.command, self.ledger, self.lost.append)
+        self.answers = PoolAnswers(self.workers.seats, PoolPicture)
+
+    def command(self, picker: str, grpc: Path, admin: Path) -> Sequence[str]:
+        flags = ["--socket", str(grpc), "--admin", str(admin), "--picker-id", picker]
+        return [sys.executable, str(FAKE), *flags, *self.extra]
+
+    def tell(self, *events: Event) -> None:
+        self.ledger.apply(events, asyncio.get_running_loop().time())
+        self.workers.tell(events)
+
+    async def serving(self) -> None:
+        await until(lambda: all(process.ready.is_set() for process in self.workers.processes))
+
+    def answering_pid(self, picker: str = "0") -> int:
+        """Who answers on the path that Envoy dials; 0 for nobody."""
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(service_socket(self.run_dir, picker)))
+                return int(client.recv(16))
+            except (OSError, ValueError):
+                return 0
+
+    async def told(self, place: int = 0) -> list[str]:
+        link = self.workers.processes[place].seat.link
+        assert link is not None
+        answer = await link._good("GET", "/told")
+        return [event["type"] for event in msgspec.json.decode(answer, type=list[dict[str, Any]])]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def play(tmp_path: Path, act: Callable[[Scene], Awaitable[None]], count: int = 1) -> Scene:
+    async def run() -> Scene:
+        scene = Scene(tmp_path, count)
+        scene.ledger.apply(FLEET, asyncio.get_running_loop().time())
+        scene.workers.start()
+        try:
+            await act(scene)
+        finally:
+            await scene.workers.stop()
+        return scene
+
+    return asyncio.run(run())
+
+
+def test_a_worker_knows_the_fleet_before_envoy_can_reach_it(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        assert scene.answering_pid() == 0
+        await scene.serving()
+        assert await scene.told() == ["joined", "changed", "load"]
+        assert scene.answering_pid() == scene.workers.processes[0].child.pid
+
+    play(tmp_path, act)
+
+
+def test_a_killed_worker_is_back_with_the_whole_fleet(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        scene.tell(EndpointChanged("a", EndpointState.DRAINING))
+        process = scene.workers.processes[0]
+        first_pid = process.child.pid
+        assert first_pid is not None
+        os.kill(first_pid, signal.SIGKILL)
+        await until(lambda: process.child.restarts == 1 and process.ready.is_set())
+        assert await scene.told() == ["joined", "changed", "load"]
+        assert scene.answering_pid() == process.child.pid != first_pid
+        assert scene.lost == ["0.1"]
+
+    play(tmp_path, act)
+
+
+def test_events_reach_every_worker_in_order(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        for running in range(50):
+            scene.tell(LoadSeen("a", Signals(running=float(running))))
+            await asyncio.sleep(0)
+        scene.tell(EndpointChanged("a", EndpointState.DRAINING))
+        await scene.workers.settled(timeout_s=30.0)
+        for place in range(2):
+            assert await scene.told(place) == ["joined", "changed", "load", *["load"] * 50, "changed"]
+
+    play(tmp_path, act, count=2)
+
+
+def test_an_upgrade_replaces_each_worker_without_a_moment_in_which_nobody_answers(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        old = [process.child.pid for process in scene.workers.processes]
+        seen: set[int] = set()
+        upgrade = asyncio.create_task(scene.workers.upgrade(drain_timeout_s=30.0))
+        while not upgrade.done():
+            seen.add(scene.answering_pid("0"))
+            await asyncio.sleep(0.005)
+        assert await upgrade == "2 worker(s) replaced"
+        assert 0 not in seen
+        await until(lambda: len(scene.workers.processes) == 2)
+        new = [process.child.pid for process in scene.workers.processes]
+        assert not set(old) & set(new)
+        assert [scene.answering_pid("0"), scene.answering_pid("1")] == new
+        assert all(process.child.restarts == 0 for process in scene.workers.processes)
+        assert await scene.told(0) == ["joined", "changed", "load"]
+
+    play(tmp_path, act, count=2)
+
+
+def test_an_upgrade_that_does_not_come_up_keeps_the_old_worker(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        pid = scene.workers.processes[0].child.pid
+        scene.extra = ["--crash-before-ready"]
+        assert "did not come up" in await scene.workers.upgrade(drain_timeout_s=30.0)
+        assert scene.answering_pid() == pid
+        assert len(scene.workers.processes) == 1
+
+    play(tmp_path, act)
+
+
+def test_answers_of_all_workers_are_one_and_a_missing_one_is_marked(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        whole = await scene.answers.picture()
+        assert (whole.requests_total, whole.errors_total, whole.is_partial) == (20, 2, False)
+        assert "shoal_requests_total 20\n" in await scene.answers.metrics()
+        explained = await scene.answers.explain("mine-1")
+        assert [each["picker"] for each in explained.found] == ["1"]
+
+        scene.extra = ["--crash-before-ready"]
+        lost = scene.workers.processes[0]
+        lost.child.signal(signal.SIGKILL)
+        await until(lambda: lost.seat.link is None)
+        scene.answers.lost("0.1")
+        partial = await scene.answers.picture()
+        assert (partial.requests_total, partial.is_partial) == (10, True)
+        assert [worker.is_answering for worker in partial.workers] == [False, True]
+        page = await scene.answers.metrics()
+        assert "shoal_requests_total 20\n" in page
+        assert 'shoal_worker_up{picker="0"} 0\n' in page
+        assert (await scene.answers.explain("mine-0")).silent == ["0"]
+
+    play(tmp_path, act, count=2)
+
+
+def test_a_drain_waits_for_what_is_in_flight_on_any_worker(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        link = scene.workers.processes[1].seat.link
+        assert link is not None
+        await link._good("POST", "/inflight/2")
+        pulse = Pulse(scene.workers)
+        drained = asyncio.create_task(pulse.until_drained("a"))
+        for _ in range(5):
+            await pulse.read()
+            await asyncio.sleep(0)
+        assert pulse.is_busy("a")
+        assert not drained.done()
+        await link._good("POST", "/inflight/0")
+        for _ in range(3):
+            await pulse.read()
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(drained, 10.0)
+
+    play(tmp_path, act, count=2)
+
+
+def test_a_link_to_nobody_says_so(tmp_path: Path) -> None:
+    async def run() -> bool:
+        link = WorkerLink(tmp_path / "nobody.sock")
+        try:
+            return await link.is_listening()
+        finally:
+            await link.close()
+
+    assert asyncio.run(run()) is False
