@@ -94,8 +94,8 @@ async def paths(scale: float) -> dict[str, dict[str, Cell]]:
 
 
 def _median(cells: list[Cell]) -> Cell:
-    middle = [float(np.median(values)) for values in zip(*cells, strict=True)]
-    return Cell(*middle[:4], lag_ms=max(cell.lag_ms for cell in cells), failed=sum(cell.failed for cell in cells))
+    p50, p99, envoy, picker = (float(np.median([cell[i] for cell in cells])) for i in range(4))
+    return Cell(p50, p99, envoy, picker, max(cell.lag_ms for cell in cells), sum(cell.failed for cell in cells))
 
 
 def decisions(scale: float) -> dict[str, dict[str, float]]:

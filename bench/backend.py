@@ -13,6 +13,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import cast
 
@@ -185,14 +187,22 @@ def _framed(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def serve(count: int, model: str) -> list[Site]:
-    """Open `count` endpoints on free ports of 127.0.0.1 and return them; they live as long as the loop."""
+@asynccontextmanager
+async def serve(count: int, model: str) -> AsyncIterator[list[Site]]:
+    """Open `count` endpoints on free ports of 127.0.0.1 for as long as the context lasts."""
     loop = asyncio.get_running_loop()
     sites = [Site(model) for _ in range(count)]
+    servers = []
     for site in sites:
         server = await loop.create_server(partial(Door, site, loop), "127.0.0.1", 0, backlog=4096)
         site.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    return sites
+        servers.append(server)
+    try:
+        yield sites
+    finally:
+        for server in servers:
+            server.close()
+        await asyncio.sleep(0)
 
 
 async def _run(count: int, model: str) -> None:
@@ -200,9 +210,9 @@ async def _run(count: int, model: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    sites = await serve(count, model)
-    print(json.dumps({"pid": os.getpid(), "addresses": [site.address for site in sites]}), flush=True)
-    await stop.wait()
+    async with serve(count, model) as sites:
+        print(json.dumps({"pid": os.getpid(), "addresses": [site.address for site in sites]}), flush=True)
+        await stop.wait()
 
 
 def main(argv: list[str] | None = None) -> int:

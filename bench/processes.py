@@ -42,13 +42,16 @@ def rss_bytes(pid: int) -> int:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield every live process below `pid`."""
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                for child in (task / "children").read_text().split():
-                    yield int(child)
-                    yield from descendants(int(child))
+    """Yield every live process below `pid`, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
+            children.setdefault(parent, []).append(int(process.name))
+    waiting = children.get(pid, [])
+    for each in waiting:
+        yield each
+        waiting.extend(children.get(each, []))
 
 
 def command_of(pid: int) -> list[str]:

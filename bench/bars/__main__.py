@@ -13,7 +13,7 @@ import msgspec
 
 from bench.bars.registry import BARS, Bar, Figure
 
-_MODULES = ("decide", "cpu", "journal", "streams", "shapes", "demo", "books", "faults")
+_MODULES = ("decide", "cpu", "journal", "streams", "demo", "shapes", "books", "faults")
 _TRIES = 3
 
 

@@ -3,10 +3,12 @@
 Times are CPU time of this thread, so that a busy machine does not count against the code.
 """
 
+import os
 import time
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 from shoal.routing.config import load
 
 from bench.bars.registry import Figure, bar
@@ -80,9 +82,7 @@ def arrivals(count: int, *, seed: int = 2, blocks: int = _PROMPT_BLOCKS, shared:
         yield Arrived(request, own.tobytes())
 
 
-def decision_times_s(
-    router: Router, count: int, *, inflight: int = 200
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def decision_times_s(router: Router, count: int, *, inflight: int = 200) -> npt.NDArray[np.float64]:
     """CPU seconds of each `handle(Arrived)` of `count`, while about `inflight` earlier requests are in flight."""
     now = 1.0
     open_ids: list[str] = []
@@ -124,7 +124,6 @@ def _hundred(scale: float) -> Figure:
 
 @bar("index.million", "index bytes over their budget after 1,000,000 unique prompts, memory flat", at_most=1.0)
 def _million(scale: float) -> Figure:
-    import os
 
     count = max(20_000, int(1_000_000 * scale))
     router = router_of(4)

@@ -8,10 +8,9 @@ offers 1.2 times that, where waiting shows.  Throughput is compared between the 
 import functools
 
 import numpy as np
-import uvloop
 
 from bench.bars.registry import Figure, bar
-from bench.bars.shapes import Run, run_once
+from bench.bars.shapes import Pair, steady, void_of
 from shoal.cli.demo import ROUND_ROBIN, traffic
 from shoal.workload import poisson_arrivals
 
@@ -21,49 +20,38 @@ _OVER = 1.2
 
 
 @functools.cache
-def _closed(scale: float) -> tuple[Run, Run]:
+def _closed(scale: float) -> Pair:
     plan = traffic(1, chats=_CHATS, turns=max(2, round(_TURNS * scale)))
-    round_robin, ours = (uvloop.run(run_once(plan, config)) for config in (ROUND_ROBIN, ""))
-    return round_robin, ours
-
-
-def _void(*runs: Run) -> str:
-    failed = sum(run.report.failed for run in runs)
-    lag_ms = max(run.report.lag_p99_s for run in runs) * 1e3
-    return f"{failed} requests failed" if failed else f"loop lag p99 {lag_ms:.1f} ms" if lag_ms > 5.0 else ""
+    return steady(plan, ROUND_ROBIN), steady(plan, "")
 
 
 @bar("demo.ttft", "TTFT p50 over round-robin's, demo traffic at 1.2 x its saturation", at_most=0.15)
 def _ttft(scale: float) -> Figure:
     saturated, _ = _closed(scale)
     turns = max(2, round(_TURNS * scale))
-    chats_per_s = _OVER * saturated.report.requests_per_s / turns
+    chats_per_s = _OVER * saturated.requests_per_s / turns
     plan = traffic(2, chats=2 * _CHATS, turns=turns)
     arrivals = poisson_arrivals(np.random.default_rng(2), count=len(plan.chats), rate_per_s=chats_per_s).tolist()
-    round_robin, ours = (uvloop.run(run_once(plan, config, arrivals=arrivals)) for config in (ROUND_ROBIN, ""))
+    round_robin, ours = (steady(plan, config, arrivals) for config in (ROUND_ROBIN, ""))
     details = {
-        "saturation_requests_per_s": saturated.report.requests_per_s,
-        "round_robin_ms": round_robin.report.ttft_p50_s * 1e3,
-        "ours_ms": ours.report.ttft_p50_s * 1e3,
-        "hit_ratios": [round_robin.report.hit_ratio, ours.report.hit_ratio],
+        "saturation_requests_per_s": saturated.requests_per_s,
+        "round_robin_ms": round_robin.ttft_p50_s * 1e3,
+        "ours_ms": ours.ttft_p50_s * 1e3,
+        "hit_ratios": [round_robin.hit_ratio, ours.hit_ratio],
     }
-    void = _void(saturated, round_robin, ours)
-    if void:
-        _closed.cache_clear()
-    return Figure(value=ours.report.ttft_p50_s / round_robin.report.ttft_p50_s, void=void, details=details)
+    void = void_of(saturated, round_robin, ours)
+    return Figure(value=ours.ttft_p50_s / round_robin.ttft_p50_s, void=void, details=details)
 
 
 @bar("demo.throughput", "output tokens/s over round-robin's, demo traffic, both saturated", at_least=2.0)
 def _throughput(scale: float) -> Figure:
     round_robin, ours = _closed(scale)
-    void = _void(round_robin, ours)
-    if void:
-        _closed.cache_clear()
+    void = void_of(round_robin, ours)
     details = {
-        "round_robin_tokens_per_s": round_robin.report.output_tokens_per_s,
-        "ours_tokens_per_s": ours.report.output_tokens_per_s,
+        "round_robin_tokens_per_s": round_robin.output_tokens_per_s,
+        "ours_tokens_per_s": ours.output_tokens_per_s,
         "imbalance": [round_robin.imbalance, ours.imbalance],
-        "lag_p99_ms": [round_robin.report.lag_p99_s * 1e3, ours.report.lag_p99_s * 1e3],
+        "lag_p99_ms": [round_robin.lag_p99_s * 1e3, ours.lag_p99_s * 1e3],
     }
-    value = ours.report.output_tokens_per_s / round_robin.report.output_tokens_per_s
+    value = ours.output_tokens_per_s / round_robin.output_tokens_per_s
     return Figure(value=value, void=void, details=details)

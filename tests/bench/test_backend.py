@@ -1,0 +1,89 @@
+"""The cheap backend answers as it is told and counts what it saw."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+from bench.backend import Site, serve
+from bench.ground import page, sum_of
+
+from shoal.hosts.load import Client, LoadReport, run_load
+from shoal.workload import unique
+
+Play = Callable[[list[Site]], Awaitable[None]]
+
+
+def play(count: int, act: Play) -> list[Site]:
+    async def run() -> list[Site]:
+        async with serve(count, "m") as sites:
+            await act(sites)
+            await asyncio.sleep(0.01)  # the other ends of the connections close
+        return sites
+
+    return asyncio.run(run())
+
+
+async def load(site: Site, requests: int, *, stream: bool = False, **headers: str) -> LoadReport:
+    plan = unique(np.random.default_rng(1), requests=requests, prompt_chars=400, concurrency=4)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await run_load(plan, f"http://{site.address}", stream=stream, headers=named)
+
+
+def test_a_plain_answer_has_usage() -> None:
+    async def act(sites: list[Site]) -> None:
+        report = await load(sites[0], 20)
+        assert (report.requests, report.errors, report.completion_tokens) == (20, {}, 160)
+
+    (site,) = play(1, act)
+    assert (site.total, site.running, site.aborted) == (20, 0, 0)
+
+
+def test_a_stream_has_as_many_chunks_as_the_header_asks() -> None:
+    async def act(sites: list[Site]) -> None:
+        report = await load(sites[0], 8, stream=True, x_bench_chunks="30")
+        assert (report.errors, report.completion_tokens) == ({}, 240)
+
+    play(1, act)
+
+
+def test_a_large_body_is_read_to_its_end() -> None:
+    async def act(sites: list[Site]) -> None:
+        plan = unique(np.random.default_rng(1), requests=6, prompt_chars=400_000, concurrency=3)
+        report = await run_load(plan, f"http://{sites[0].address}", stream=False)
+        assert (report.errors, report.requests) == ({}, 6)
+
+    play(1, act)
+
+
+def test_each_endpoint_counts_its_own() -> None:
+    async def act(sites: list[Site]) -> None:
+        await load(sites[0], 3)
+        await load(sites[2], 5)
+        assert sum_of(await page(f"http://{sites[2].address}/metrics"), "bench:requests_total") == 5.0
+
+    assert [site.total for site in play(3, act)] == [3, 0, 5]
+
+
+def test_a_client_that_leaves_is_counted_as_aborted() -> None:
+    async def act(sites: list[Site]) -> None:
+        client = Client(f"http://{sites[0].address}")
+        headers = {"x-bench-chunks": "2", "x-bench-pace-us": "30000000"}
+        answer = await client.post("/v1/chat/completions", b"{}", headers=headers, leave_after_s=0.05)
+        assert answer.failure == "left"
+        await client.close()
+        while not sites[0].aborted:
+            await asyncio.sleep(0.01)
+
+    (site,) = play(1, act)
+    assert (site.aborted, site.running) == (1, 0)
+
+
+def test_a_request_that_no_picker_sent_here_is_unrouted() -> None:
+    async def act(sites: list[Site]) -> None:
+        client = Client(f"http://{sites[0].address}")
+        for chosen in (sites[0].address, "127.0.0.1:1", f"{sites[0].address},127.0.0.1:1"):
+            await client.post("/x", b"{}", headers={"x-gateway-destination-endpoint": chosen})
+        await client.close()
+
+    (site,) = play(1, act)
+    assert (site.total, site.unrouted) == (3, 1)
