@@ -1,0 +1,39 @@
+"""Access loggers: one gRPC stream of records to each picker, so a record meets the booking it belongs to.
+
+Owns which facts a record carries; `records` reads them.
+"""
+
+from shoal.hosts.envoy.filters import METADATA
+from shoal.hosts.envoy.settings import EnvoySettings, Picker
+from shoal.hosts.envoy.typed import Document, extension, seconds
+
+TTFT_TAG = "ttft_us"
+LOGGED_RESPONSE_HEADERS = ("content-type",)
+
+
+def picker_cluster(picker: Picker) -> str:
+    """Return the name of the cluster that holds only this worker."""
+    return f"picker-{picker.id}"
+
+
+def access_loggers(settings: EnvoySettings) -> list[Document]:
+    """Return one logger per picker; requests that no picker saw are reported to the first."""
+    return [_logger(settings, picker, is_first=not place) for place, picker in enumerate(settings.pickers)]
+
+
+def _logger(settings: EnvoySettings, picker: Picker, *, is_first: bool) -> Document:
+    own = {"filter": METADATA, "path": [{"key": "picker"}], "value": {"string_match": {"exact": picker.id}}}
+    logger = extension(
+        "envoy.access_loggers.http_grpc",
+        "extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+        common_config={
+            "log_name": picker.id,
+            "transport_api_version": "V3",
+            "grpc_service": {"envoy_grpc": {"cluster_name": picker_cluster(picker)}},
+            "buffer_flush_interval": seconds(settings.clocks.records_flush_s),
+            "custom_tags": [{"tag": TTFT_TAG, "value": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"}],
+        },
+        additional_response_headers_to_log=list(LOGGED_RESPONSE_HEADERS),
+    )
+    logger["filter"] = {"metadata_filter": {"matcher": own, "match_if_key_not_found": is_first}}
+    return logger

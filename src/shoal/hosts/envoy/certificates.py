@@ -1,0 +1,60 @@
+"""Certificates as secrets that Envoy reloads when they change.
+
+Contents are embedded in the secrets' file, so a reload does not depend on how the operator replaces the
+originals (in place, by rename or by a symlink).  A pair that does not load is refused and the old one stays.
+"""
+
+import ssl
+from pathlib import Path
+
+from shoal.hosts.envoy.files import write_resources
+from shoal.hosts.envoy.settings import EnvoySettings
+from shoal.hosts.envoy.typed import Document, typed
+from shoal.kernel import ConfigError
+
+LISTENER_SECRET = "listener"
+
+
+def trust_secret(name: str) -> str:
+    """Return the name of the secret that holds the roots of a TLS group."""
+    return f"trust-{name}"
+
+
+def write_certificates(settings: EnvoySettings) -> str:
+    """Read certificates and roots again; returns a digest that changes when they do.
+
+    Raises ConfigError when a file cannot be read or does not hold what it should.
+    """
+    return write_resources(settings.run_dir, "sds", _secrets(settings))
+
+
+def _secrets(settings: EnvoySettings) -> list[Document]:
+    secrets = []
+    if settings.tls is not None:
+        chain, key = settings.tls.certificate, settings.tls.key
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"certificate and key {key} cannot be used: {error}", source=chain) from error
+        pair = {"certificate_chain": {"inline_string": _read(chain)}, "private_key": {"inline_string": _read(key)}}
+        secrets.append(_secret(LISTENER_SECRET, tls_certificate=pair))
+    for group in settings.backend_tls:
+        if not (group.ca and group.is_verified):
+            continue
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(group.ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"roots cannot be used: {error}", source=group.ca) from error
+        context: Document = {"trusted_ca": {"inline_string": _read(group.ca)}}
+        if group.sni:
+            context["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": group.sni}}]
+        secrets.append(_secret(trust_secret(group.name), validation_context=context))
+    return secrets
+
+
+def _secret(name: str, **content: Document) -> Document:
+    return typed("extensions.transport_sockets.tls.v3.Secret", name=name, **content)
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
