@@ -1,0 +1,26 @@
+"""The fleet keeper: which engines there are, whether each can serve, what it serves and how busy it is.
+
+All looking at engines from outside (discovery, readiness, models, metrics) belongs here and ends in router
+events.  Choosing an engine for a request does not, nor does carrying requests.
+"""
+
+from shoal.hosts.fleet.backendsfile import read_api_key
+from shoal.hosts.fleet.keeper import EndpointReport, FleetKeeper, UnknownEndpoint
+from shoal.hosts.fleet.outbox import Sink
+from shoal.hosts.fleet.pace import Pace
+from shoal.hosts.fleet.sources import FileSource, Source, StaticSource
+from shoal.hosts.fleet.targets import Target, parse_url
+
+__all__ = [
+    "EndpointReport",
+    "FileSource",
+    "FleetKeeper",
+    "Pace",
+    "Sink",
+    "Source",
+    "StaticSource",
+    "Target",
+    "UnknownEndpoint",
+    "parse_url",
+    "read_api_key",
+]

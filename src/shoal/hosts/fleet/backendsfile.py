@@ -1,0 +1,129 @@
+"""The backends file: YAML that lists engines, in Shoal's own form or in llm-d's file-discovery form.
+
+Ours is a list of `{url, name, engine, labels, api_key_file, ca_file}`; llm-d's is
+`endpoints: [{name, namespace, address, port, labels}]`.  Entries of both forms may stand in either place.
+A bad entry is reported with its line and left out; only a file that is no such list at all is an error.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from shoal.hosts.fleet.targets import Target, join_address, parse_url
+from shoal.kernel import ConfigError
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _OurEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    url: str
+    name: str = ""
+    engine: str = ""
+    labels: dict[str, str] | None = None
+    api_key_file: str = ""
+    ca_file: str = ""
+
+
+class _LlmdEntry(msgspec.Struct, kw_only=True):
+    name: str
+    address: str
+    port: str | int
+    namespace: str = "default"
+    labels: dict[str, str] | None = None
+
+
+def parse_backends(data: bytes, path: Path) -> tuple[list[Target], list[ConfigError]]:
+    """Return the targets in order, and one error per entry that was left out.
+
+    Raises ConfigError when the document is no list of backends.  Reads the key files that entries name.
+    """
+    loader = _Loader(data)
+    try:
+        root = loader.get_single_node()
+        items = _items(root, str(path))
+        targets: list[Target] = []
+        problems: list[ConfigError] = []
+        lines: dict[str, int] = {}
+        for position, node in enumerate(items):
+            line = node.start_mark.line + 1
+            try:
+                target = _target(loader.construct_document(node), path.parent)
+                key = target.name or target.url
+                if key in lines:
+                    raise ConfigError(f"{key!r} is already named in line {lines[key]}")
+            except (ConfigError, msgspec.ValidationError, yaml.YAMLError, ValueError) as error:
+                problems.append(ConfigError(_reason(error), source=str(path), line=line, path=f"entry {position + 1}"))
+                continue
+            lines[key] = line
+            targets.append(target)
+        return targets, problems
+    except (yaml.YAMLError, UnicodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ConfigError(
+            f"is not YAML: {_reason(error)}", source=str(path), line=mark.line + 1 if mark else 0
+        ) from None
+    except RecursionError:
+        raise ConfigError("is nested too deep", source=str(path)) from None
+    finally:
+        loader.dispose()
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, on one line."""
+    if isinstance(error, ConfigError):
+        return error.message
+    return str(getattr(error, "problem", None) or error).partition("\n")[0]
+
+
+def _items(root: yaml.Node | None, source: str) -> list[yaml.Node]:
+    """The nodes of the entries; an empty file has none."""
+    if root is None:
+        return []
+    if isinstance(root, yaml.MappingNode):
+        found = {key.value: value for key, value in root.value if isinstance(key, yaml.ScalarNode)}
+        if "endpoints" not in found:
+            raise ConfigError("expected a list of backends, or a mapping with `endpoints`", source=source, line=1)
+        root = found["endpoints"]
+    if isinstance(root, yaml.SequenceNode):
+        return list(root.value)
+    if isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null":
+        return []
+    raise ConfigError("expected a list of backends", source=source, line=root.start_mark.line + 1)
+
+
+def _target(entry: Any, folder: Path) -> Target:
+    """Read one entry of either form.  Raises ConfigError or msgspec.ValidationError."""
+    if isinstance(entry, dict) and "address" in entry and "url" not in entry:
+        theirs = msgspec.convert(entry, _LlmdEntry)
+        port = int(theirs.port) if str(theirs.port).isdecimal() else 0
+        url = f"http://{join_address(theirs.address, port)}"
+        return parse_url(url, name=f"{theirs.namespace}/{theirs.name}", labels=theirs.labels)
+    ours = msgspec.convert(entry, _OurEntry)
+    return parse_url(
+        ours.url,
+        name=ours.name,
+        engine=ours.engine,
+        labels=ours.labels,
+        api_key=read_api_key(folder / ours.api_key_file) if ours.api_key_file else "",
+        ca_file=str(_existing(folder / ours.ca_file)) if ours.ca_file else "",
+    )
+
+
+def read_api_key(path: Path) -> str:
+    """Return the key in a one-line file.  Raises ConfigError, which never holds the content."""
+    try:
+        key = path.read_text()[:4096].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(f"API key file {path} cannot be read: {reason}") from None
+    if not key:
+        raise ConfigError(f"API key file {path} is empty")
+    return key
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ConfigError(f"CA file {path} does not exist")
+    return path

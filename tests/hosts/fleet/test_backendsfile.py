@@ -1,0 +1,122 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.hosts.fleet.backendsfile import parse_backends
+from shoal.kernel import ConfigError
+
+HERE = Path("pool.yaml")
+
+
+def test_our_list_is_read_with_names_engines_and_labels() -> None:
+    targets, problems = parse_backends(
+        b"""
+- url: http://10.0.0.1:8000
+  name: a
+  engine: sglang
+  labels: {llm-d.ai/role: decode}
+- {url: https://vllm.example}
+""",
+        HERE,
+    )
+    assert problems == []
+    assert [target.url for target in targets] == ["http://10.0.0.1:8000", "https://vllm.example:443"]
+    assert (targets[0].name, targets[0].engine, targets[0].labels) == ("a", "sglang", {"llm-d.ai/role": "decode"})
+
+
+def test_an_llmd_discovery_file_is_read_unchanged() -> None:
+    targets, problems = parse_backends(
+        b"""
+endpoints:
+  - name: pod-a
+    namespace: prod
+    address: 10.0.0.1
+    port: "8000"
+    labels: {llm-d.ai/engine-type: vllm}
+  - {name: pod-b, address: 10.0.0.2, port: 8001, extra: kept for others}
+""",
+        HERE,
+    )
+    assert problems == []
+    assert [(target.name, target.url) for target in targets] == [
+        ("prod/pod-a", "http://10.0.0.1:8000"),
+        ("default/pod-b", "http://10.0.0.2:8001"),
+    ]
+    assert targets[0].known_engine == "vllm"
+
+
+def test_a_bad_entry_is_left_out_and_named_with_its_line() -> None:
+    targets, problems = parse_backends(
+        b"""- url: http://10.0.0.1:8000
+- url: 10.0.0.2:8000
+- {url: "http://10.0.0.3", label: {}}
+- just text
+- {name: x, address: 10.0.0.4, port: many}
+- url: http://10.0.0.1:8000
+- url: http://10.0.0.5:8000
+  labels: {a: 1}
+- url: http://10.0.0.6:8000
+""",
+        HERE,
+    )
+    assert [target.host for target in targets] == ["10.0.0.1", "10.0.0.6"]
+    assert [(problem.line, problem.path) for problem in problems] == [
+        (2, "entry 2"),
+        (3, "entry 3"),
+        (4, "entry 4"),
+        (5, "entry 5"),
+        (6, "entry 6"),
+        (7, "entry 7"),
+    ]
+    assert str(problems[0]).startswith("pool.yaml:2: entry 2: '10.0.0.2:8000' must begin with http://")
+    assert "label" in str(problems[1])
+    assert "already named in line 1" in str(problems[4])
+
+
+@pytest.mark.parametrize("text", [b"", b"# nothing yet\n", b"[]", b"endpoints:\n", b"endpoints: []\n"])
+def test_an_empty_file_names_no_backend(text: bytes) -> None:
+    assert parse_backends(text, HERE) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"- url: [", "is not YAML"),
+        (b"just text", "expected a list of backends"),
+        (b"pods: []", "mapping with `endpoints`"),
+        (b"endpoints: {a: b}", "expected a list of backends"),
+        (b"\xff\xfe\x00", "is not YAML"),
+        (b"[" * 100_000, "nest"),
+    ],
+)
+def test_a_file_that_is_no_list_is_an_error(text: bytes, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_backends(text, HERE)
+    assert says in str(caught.value)
+
+
+def test_a_key_and_a_ca_are_found_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("canary-key\n")
+    (tmp_path / "ca.pem").write_text("PEM")
+    targets, problems = parse_backends(
+        b"""
+- {url: "https://10.0.0.1", api_key_file: key, ca_file: ca.pem}
+- {url: "https://10.0.0.2", api_key_file: missing}
+- {url: "https://10.0.0.3", ca_file: missing.pem}
+""",
+        tmp_path / "pool.yaml",
+    )
+    assert targets[0].api_key == "canary-key"
+    assert targets[0].ca_file == str(tmp_path / "ca.pem")
+    assert [problem.line for problem in problems] == [3, 4]
+
+
+@given(st.text(alphabet="-:{}[]&*!|>'\"#a1 \n\turlendpoints./", max_size=80))
+def test_any_text_gives_targets_or_a_config_error(text: str) -> None:
+    try:
+        targets, _ = parse_backends(text.encode(), HERE)
+    except ConfigError:
+        return
+    assert all(target.port for target in targets)
