@@ -19,7 +19,8 @@ Column = npt.NDArray[Any]
 class FleetView:
     """Candidates of one request, as columns that are computed when first read.
 
-    endpoints: the whole offered fleet, sorted by id.  columns: name -> column over that fleet, or a function
+    endpoints: the whole offered fleet, sorted by id, never changed in place (a changed fleet is a new
+    sequence, so that what depends on labels alone is kept between requests).  columns: name -> column over that fleet, or a function
     that makes it.  index: rows of the fleet that are still candidates, ascending; None means all.
     signals: the last reading of each endpoint of the fleet, None when there is none that is fresh.
 
@@ -62,6 +63,16 @@ class FleetView:
     def has(self, name: str) -> bool:
         """Whether somebody fills the column of `name`."""
         return name in self._columns
+
+    @property
+    def fleet(self) -> Sequence[Endpoint]:
+        """The whole offered fleet, filtered or not; the same object until the fleet changes."""
+        return self._endpoints
+
+    @property
+    def rows(self) -> npt.NDArray[np.intp] | None:
+        """The candidates' rows in `fleet`, ascending; None means all of it."""
+        return self._index
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:

@@ -1,0 +1,140 @@
+"""Shoal's own scorer: the seconds that a request costs on each endpoint.
+
+One figure in one unit replaces loosely weighted ratios, so that a match is worth exactly the prefill that it
+saves, on that endpoint's hardware, against the work that is already booked there.
+"""
+
+import math
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from shoal.pool import FleetView, Request
+from shoal.scheduling.columns import known, worst_high
+from shoal.scheduling.plugin import Mask, Scores
+
+
+class ExpectedWaitScorer:
+    """Prefers the endpoint where the request costs the fewest seconds.  Shoal's default profile is this alone.
+
+    cost = ownWeight * own * speed + booked * speed + inflight * requestSeconds + crowding; score = 1 / (1 + cost).
+    own: prompt tokens not expected in the endpoint's cache.  booked: uncached prompt tokens in flight there.
+    speed: seconds of prefill per token, learned per endpoint; values closer than speedStep count as equal, so that
+    noise does not decide between equal machines.  requestSeconds: learned; requestTokens * speed where unknown.
+
+    crowding = imbalanceWeight * spread * excess.  spread: the prefill seconds between the best and the worst match,
+    which is all that affinity can save here; it is 0 when every candidate holds the same.  excess: how far the
+    endpoint's requests in flight, weighted by speed, are above the mean m, as (requests - m) / (m + imbalanceSlack).
+    So affinity gives way gradually, and is given up when excess reaches about ownWeight / imbalanceWeight, however
+    long the prompt: a hot prefix spreads although each single request would find its holder cheaper.
+
+    An endpoint on trial (its speed is not known yet) takes part as one of median speed, but scores 0 while its
+    requests in flight are at least max(1, trialShare * mean of the others).  Unknown speeds are the fleet's median.
+    """
+
+    type: ClassVar[str] = "expected-wait-scorer"
+    needs: ClassVar[tuple[str, ...]] = (
+        "matched_tokens",
+        "inflight_uncached_tokens",
+        "inflight_requests",
+        "prefill_s_per_token",
+        "request_s",
+        "is_trial",
+    )
+
+    def __init__(
+        self,
+        *,
+        own_weight: Annotated[float, "price of this request's own uncached tokens against those in flight"] = 2.0,
+        imbalance_weight: Annotated[float, "how early affinity gives way to a crowd; 0 never"] = 4.0,
+        imbalance_slack: Annotated[float, "requests in flight by which endpoints may differ at low load"] = 4.0,
+        request_tokens: Annotated[float, "prefill tokens that one request in flight is worth, until learned"] = 75.0,
+        default_seconds_per_token: Annotated[float, "prefill speed until any is learned"] = 1e-4,
+        speed_step: Annotated[float, "ratio below which two speeds count as equal; 1 takes them as learned"] = 1.25,
+        trial_share: Annotated[
+            float, "share of the others' mean requests in flight that a trial endpoint takes"
+        ] = 0.25,
+    ) -> None:
+        if min(own_weight, imbalance_weight, request_tokens, trial_share) < 0:
+            raise ValueError("ownWeight, imbalanceWeight, requestTokens and trialShare must not be negative")
+        if imbalance_slack <= 0:
+            raise ValueError(f"imbalanceSlack must be above 0, got {imbalance_slack}")
+        if default_seconds_per_token <= 0:
+            raise ValueError(f"defaultSecondsPerToken must be above 0, got {default_seconds_per_token}")
+        if speed_step < 1:
+            raise ValueError(f"speedStep must be at least 1, got {speed_step}")
+        self._own_weight = own_weight
+        self._imbalance_weight = imbalance_weight
+        self._slack = imbalance_slack
+        self._request_tokens = request_tokens
+        self._default_speed = default_seconds_per_token
+        self._step = speed_step
+        self._trial_share = trial_share
+
+    def score(self, request: Request, view: FleetView) -> Scores:
+        requests = _counted(view, "inflight_requests")
+        trial = _counted(view, "is_trial") > 0
+        median, pace = self._speeds(view, trial)
+        own = _own_tokens(request, view)
+        cost = (self._own_weight * own + _counted(view, "inflight_uncached_tokens")) * (pace * median)
+        cost += requests * self._request_seconds(view, median)
+        spread = (own.max() - own.min()) * median
+        if spread > 0 and self._imbalance_weight > 0:
+            busy = requests * pace
+            settled = busy if not trial.any() or trial.all() else busy[~trial]
+            mean = settled.mean()
+            cost += (self._imbalance_weight * spread / (mean + self._slack)) * np.maximum(busy - mean, 0.0)
+        scores = 1.0 / (1.0 + cost)
+        if trial.any():
+            scores[self._has_trial_enough(trial, requests)] = 0.0
+        return scores
+
+    def _speeds(self, view: FleetView, trial: Mask) -> tuple[float, Scores | float]:
+        """Return the median seconds per token and each candidate's multiple of it, rounded to steps."""
+        speed = known(view, "prefill_s_per_token")
+        if trial.any() and not trial.all():
+            speed = np.where(trial, np.nan, speed)
+        median = _median(speed)
+        if math.isnan(median) or median <= 0:
+            return self._default_speed, 1.0
+        ratio = np.maximum(np.where(np.isnan(speed), 1.0, speed / median), 1e-3)
+        if self._step <= 1:
+            return median, ratio
+        if ratio.max() <= ratio.min() * self._step:
+            return median, 1.0
+        return median, self._step ** np.rint(np.log(ratio) / math.log(self._step))
+
+    def _request_seconds(self, view: FleetView, median_speed: float) -> Scores | float:
+        """Return the seconds that a request in flight adds, per candidate."""
+        seconds = known(view, "request_s")
+        median = _median(seconds)
+        if math.isnan(median):
+            return self._request_tokens * median_speed
+        return np.where(np.isnan(seconds), median, seconds)
+
+    def _has_trial_enough(self, trial: Mask, requests: Scores) -> Mask:
+        """Return true for the trial endpoints that may not get more now; none when all are on trial."""
+        if trial.all():
+            return ~trial
+        limit = max(1.0, self._trial_share * float(requests[~trial].mean()))
+        enough: Mask = trial & (requests >= limit)
+        return enough
+
+
+def _own_tokens(request: Request, view: FleetView) -> Scores:
+    """Return the prompt tokens that each candidate would have to prefill; what is not known is not cached."""
+    own: Scores = np.maximum(request.prompt_tokens - np.fmax(known(view, "matched_tokens"), 0.0), 0.0)
+    return own
+
+
+def _counted(view: FleetView, name: str) -> Scores:
+    """Return a column of counts, unknown ones as the largest known, all 0 where none is known."""
+    counts: Scores = np.fmax(worst_high(known(view, name)), 0.0)
+    return counts
+
+
+def _median(column: Scores) -> float:
+    """Return the lower median of the known values, NaN without any."""
+    count = int(np.count_nonzero(column == column))
+    # NaN sorts last.  np.median costs ten times as much on a short column.
+    return float(np.sort(column)[(count - 1) // 2]) if count else math.nan

@@ -1,0 +1,108 @@
+"""Pickers: from the weighted sum of the scores to the endpoints, target first.
+
+Ties are broken by chance in every picker, never by the order of the list.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from shoal.pool import Decision, FleetView, Request
+from shoal.scheduling.plugin import Scores
+
+Count = Annotated[int, "how many endpoints to pick; those after the first are fallbacks for a retry"]
+
+
+def best(total: Scores, count: int, chance: np.random.Generator, taken: Iterable[int] = ()) -> list[int]:
+    """Return up to `count` positions by descending total, equal totals in random order, without those `taken`."""
+    left = total.copy()
+    skipped = 0
+    for position in taken:
+        left[position] = -np.inf
+        skipped += 1
+    chosen = []
+    for _ in range(min(count, len(left) - skipped)):
+        ties = np.flatnonzero(left == left.max())
+        position = int(ties[0] if len(ties) == 1 else ties[int(chance.random() * len(ties))])
+        chosen.append(position)
+        left[position] = -np.inf
+    return chosen
+
+
+def _checked(max_num_of_endpoints: int) -> int:
+    if max_num_of_endpoints < 1:
+        raise ValueError(f"maxNumOfEndpoints must be at least 1, got {max_num_of_endpoints}")
+    return max_num_of_endpoints
+
+
+class MaxScorePicker:
+    """Picks the highest totals; among equal totals chance decides."""
+
+    type: ClassVar[str] = "max-score-picker"
+
+    def __init__(self, *, max_num_of_endpoints: Count = 1) -> None:
+        self.max_num_of_endpoints = _checked(max_num_of_endpoints)
+
+    def pick(self, total: Scores, chance: np.random.Generator) -> list[int]:
+        return best(total, self.max_num_of_endpoints, chance)
+
+
+class RoundRobinPicker:
+    """Picks the candidates in turn, whatever the scores; Shoal's own, to compare other policies with."""
+
+    type: ClassVar[str] = "round-robin-picker"
+
+    def __init__(self, *, max_num_of_endpoints: Count = 1) -> None:
+        self.max_num_of_endpoints = _checked(max_num_of_endpoints)
+        self._turn = 0
+
+    def pick(self, total: Scores, chance: np.random.Generator) -> list[int]:
+        count = len(total)
+        return [(self._turn + step) % count for step in range(min(self.max_num_of_endpoints, count))]
+
+    def dispatched(self, request: Request, view: FleetView, decision: Decision, now: float) -> None:
+        self._turn += 1
+
+    def endpoint_left(self, endpoint_id: str) -> None:
+        pass
+
+    def adopt(self, previous: object) -> None:
+        if isinstance(previous, RoundRobinPicker):
+            self._turn = previous._turn
+
+
+class RandomPicker:
+    """Picks at random, whatever the scores."""
+
+    type: ClassVar[str] = "random-picker"
+
+    def __init__(self, *, max_num_of_endpoints: Count = 1) -> None:
+        self.max_num_of_endpoints = _checked(max_num_of_endpoints)
+
+    def pick(self, total: Scores, chance: np.random.Generator) -> list[int]:
+        count = min(self.max_num_of_endpoints, len(total))
+        if count == 1:
+            return [int(chance.random() * len(total))]
+        return [int(position) for position in chance.permutation(len(total))[:count]]
+
+
+class WeightedRandomPicker:
+    """Picks at random with the totals as weights, without replacement.
+
+    Each candidate draws the key U ** (1 / total) and the largest keys win (A-Res of Efraimidis and Spirakis,
+    "Weighted random sampling with a reservoir", 2006).  A total of 0 has key 0; when all totals are 0 the choice
+    is uniform.
+    """
+
+    type: ClassVar[str] = "weighted-random-picker"
+
+    def __init__(self, *, max_num_of_endpoints: Count = 1) -> None:
+        self.max_num_of_endpoints = _checked(max_num_of_endpoints)
+
+    def pick(self, total: Scores, chance: np.random.Generator) -> list[int]:
+        # log(U) / total sorts like U ** (1 / total), and does not round small totals to one key.
+        with np.errstate(divide="ignore"):
+            keys = np.log1p(-chance.random(len(total))) / total
+        keys[total <= 0] = -np.finfo(np.float64).max
+        return best(keys, self.max_num_of_endpoints, chance)

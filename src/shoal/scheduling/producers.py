@@ -1,0 +1,288 @@
+"""Data producers, sources, extractors and parsers: plugins that only hold parameters.
+
+In llm-d these fetch or compute what scorers read.  In Shoal the data comes from rooms of its own (`prefix`, the
+router's books, the hosts), so that a configuration file names them, is checked strictly, and sets their
+parameters.  Each is a frozen struct; whoever does the work reads it from the loaded configuration.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from shoal.scheduling.plugin import Deprecated, Ignored, Ref
+
+
+class ApproxPrefixCacheProducer(msgspec.Struct, frozen=True, kw_only=True):
+    """Estimates which prefixes each endpoint holds, from what was sent there.
+
+    Shoal's index is bounded in bytes and learns from the cached tokens that engines report; with autoTune it
+    takes the block size and the capacity of each engine from its metrics.
+    """
+
+    type: ClassVar[str] = "approx-prefix-cache-producer"
+    auto_tune: Annotated[bool, "take block size and capacity from the engine where it reports them"] = True
+    block_size_tokens: Annotated[int, "tokens per block when the engine does not report it"] = 16
+    max_prefix_tokens_to_match: Annotated[int, "tokens of a prompt that are looked up, 0 for no limit"] = 131_072
+    lru_capacity_per_server: Annotated[int, "blocks kept per endpoint when the engine does not report it"] = 31_250
+    block_size: Annotated[int, "old name", Deprecated("use blockSizeTokens")] = 0
+    max_prefix_blocks_to_match: Annotated[
+        int, "blocks of a prompt that are looked up", Deprecated("use maxPrefixTokensToMatch")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        if self.block_size_tokens < 1:
+            raise ValueError(f"blockSizeTokens must be at least 1, got {self.block_size_tokens}")
+        if self.lru_capacity_per_server < 1:
+            raise ValueError(f"lruCapacityPerServer must be at least 1, got {self.lru_capacity_per_server}")
+        if self.max_prefix_tokens_to_match < 0:
+            raise ValueError(f"maxPrefixTokensToMatch must not be negative, got {self.max_prefix_tokens_to_match}")
+
+
+class InflightLoadProducer(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts requests and tokens in flight on each endpoint, at the instant of dispatch."""
+
+    type: ClassVar[str] = "inflight-load-producer"
+    add_estimated_output_tokens: Annotated[bool, "let token-load-scorer count expected output too"] = False
+    output_ratio: Annotated[float, "expected output tokens per prompt token"] = 1.5
+    max_estimated_output_tokens: Annotated[int | None, "upper limit of the expected output"] = None
+    prefix_match_info_producer_name: Annotated[
+        str, "the prefix producer that says what is cached", Ref("approx-prefix-cache-producer")
+    ] = ""
+    sync_cross_replica_state: Annotated[
+        bool, "share counts between replicas", Ignored("each picker worker counts what it dispatches")
+    ] = True
+
+    def __post_init__(self) -> None:
+        if self.output_ratio < 0:
+            raise ValueError(f"outputRatio must not be negative, got {self.output_ratio}")
+
+
+class Resolution(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Size of an image or a video frame."""
+
+    width: Annotated[int, "pixels"]
+    height: Annotated[int, "pixels"]
+
+
+class StaticImage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A fixed cost per image."""
+
+    static_token: Annotated[int, "tokens per image"] = 0
+
+
+class DynamicImage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A cost by size."""
+
+    factor: Annotated[int, "pixels per token"] = 0
+
+
+class ImageEstimate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many tokens an image is taken to be."""
+
+    mode: Annotated[Literal["dynamic", "static"] | None, "by size, or fixed"] = None
+    default_resolution: Annotated[Resolution | None, "where the image does not say"] = None
+    static: Annotated[StaticImage | None, "for mode static"] = None
+    dynamic: Annotated[DynamicImage | None, "for mode dynamic"] = None
+
+
+class StaticFrame(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A fixed cost per frame."""
+
+    num_tokens_per_frame: Annotated[int, "tokens per frame"] = 0
+
+
+class TokensPerFrame(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many tokens a video frame is taken to be."""
+
+    mode: Annotated[Literal["dynamic", "static"] | None, "by size, or fixed"] = None
+    static: Annotated[StaticFrame | None, "for mode static"] = None
+    dynamic: Annotated[DynamicImage | None, "for mode dynamic"] = None
+
+
+class SampledFrames(msgspec.Struct, frozen=True, kw_only=True):
+    """Frames at a fixed rate."""
+
+    sample_fps: Annotated[float, "frames per second"] = msgspec.field(default=0.0, name="sampleFPS")
+    temporal_patch_size: Annotated[int, "frames per patch"] = msgspec.field(default=0, name="temporalPatchSize")
+
+
+class StridedFrames(msgspec.Struct, frozen=True, kw_only=True):
+    """Every n-th frame."""
+
+    default_source_fps: Annotated[float, "frames per second"] = msgspec.field(default=0.0, name="defaultSourceFPS")
+    frame_stride: Annotated[int, "n"] = msgspec.field(default=0, name="frameStride")
+
+
+class Frames(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many frames of a video are looked at."""
+
+    mode: Annotated[Literal["sampled", "strided"] | None, "how frames are chosen"] = None
+    min_frames: Annotated[int, "at least"] = 0
+    max_frames: Annotated[int, "at most"] = 0
+    sampled: Annotated[SampledFrames | None, "for mode sampled"] = None
+    strided: Annotated[StridedFrames | None, "for mode strided"] = None
+
+
+class VideoEstimate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many tokens a video is taken to be."""
+
+    default_resolution: Annotated[Resolution | None, "where the video does not say"] = None
+    default_duration: Annotated[float, "seconds, where the video does not say"] = 0.0
+    tokens_per_frame: Annotated[TokensPerFrame | None, "cost of a frame"] = None
+    frames: Annotated[Frames | None, "number of frames"] = None
+    max_video_tokens: Annotated[int, "upper limit"] = 0
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Token counts without a tokenizer: four bytes of text are one token."""
+
+    image: Annotated[ImageEstimate | None, "for images", Ignored("media count by their size in bytes")] = None
+    video: Annotated[VideoEstimate | None, "for videos", Ignored("media count by their size in bytes")] = None
+
+
+class VllmRender(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Exact tokens from a vLLM server."""
+
+    url: Annotated[str, "base URL"] = "http://localhost:8000"
+    timeout: Annotated[str, "for text"] = "5s"
+    mm_timeout: Annotated[str, "for media"] = "30s"
+
+
+class TokenProducer(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts the prompt's tokens.  This version estimates them: four bytes of text are one token."""
+
+    type: ClassVar[str] = "token-producer"
+    estimate: Annotated[Estimate | None, "the estimating backend, the default"] = None
+    model_name: Annotated[str, "for the vllm backend"] = ""
+    vllm: Annotated[VllmRender | None, "the vllm backend; not in this version"] = None
+
+    def __post_init__(self) -> None:
+        if self.vllm is not None or self.model_name:
+            raise ValueError(
+                f"{'vllm' if self.vllm is not None else 'modelName'} asks for exact tokens from a vLLM server, which "
+                "this version does not have; remove it to estimate them: see docs/config.md#not-yet"
+            )
+
+
+class SessionIdProducer(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes the session id of a request from one header or one cookie."""
+
+    type: ClassVar[str] = "session-id-producer"
+    header_name: Annotated[str, "header that holds the session id"] = ""
+    cookie_name: Annotated[str, "cookie that holds the session id"] = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.header_name) == bool(self.cookie_name):
+            raise ValueError("exactly one of headerName and cookieName must be set")
+
+    def request_headers(self) -> tuple[str, ...]:
+        return (self.header_name.lower(),) if self.header_name else ("cookie",)
+
+
+class MetricsDataSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the metrics of an endpoint are read."""
+
+    type: ClassVar[str] = "metrics-data-source"
+    scheme: Annotated[Literal["http", "https"], "how the page is asked for"] = "http"
+    path: Annotated[str, "path of the page"] = "/metrics"
+    port: Annotated[int | None, "port of the page when it is not the endpoint's own"] = None
+    insecure_skip_verify: Annotated[bool, "accept any certificate"] = True
+    ca_cert_path: Annotated[str, "file of the CA"] = ""
+    client_cert_path: Annotated[str, "file of the client's certificate"] = ""
+    client_key_path: Annotated[str, "file of the client's key"] = ""
+    interval: Annotated[str, "time between two readings, as 50ms or 2s", Ignored("idle endpoints are read less")] = ""
+
+
+class CustomMetric(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A metric that other plugins read by name."""
+
+    attribute_key: Annotated[str, "name for the plugins"]
+    metric_spec: Annotated[str, "name and labels in the page"]
+
+
+class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of one engine's metrics."""
+
+    name: Annotated[str, "engine, as the endpoint's label says"]
+    queued_requests_spec: str = msgspec.field(default="", name="queuedRequestsSpec")
+    running_requests_spec: str = msgspec.field(default="", name="runningRequestsSpec")
+    kv_usage_spec: str = msgspec.field(default="", name="kvUsageSpec")
+    lora_spec: str = msgspec.field(default="", name="loraSpec")
+    cache_info_spec: str = msgspec.field(default="", name="cacheInfoSpec")
+    cache_block_size_label_name: str = msgspec.field(default="", name="cacheBlockSizeLabelName")
+    cache_num_blocks_label_name: str = msgspec.field(default="", name="cacheNumBlocksLabelName")
+    cache_block_size_spec: str = msgspec.field(default="", name="cacheBlockSizeSpec")
+    cache_num_blocks_spec: str = msgspec.field(default="", name="cacheNumBlocksSpec")
+    custom_metrics: tuple[CustomMetric, ...] = msgspec.field(default=(), name="customMetrics")
+
+
+class CoreMetricsExtractor(msgspec.Struct, frozen=True, kw_only=True):
+    """Which metrics say how loaded an engine is.  The names of vLLM, SGLang and TensorRT-LLM are built in."""
+
+    type: ClassVar[str] = "core-metrics-extractor"
+    engine_label_key: Annotated[str, "endpoint label that names the engine"] = "llm-d.ai/engine-type"
+    default_engine: Annotated[str, "engine of endpoints without the label"] = "vllm"
+    engine_configs: Annotated[
+        tuple[EngineMetrics, ...], "other metric names", Ignored("only the built-in names are read")
+    ] = ()
+
+
+class ModelsDataSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the list of served models is read."""
+
+    type: ClassVar[str] = "models-data-source"
+    scheme: Annotated[Literal["http", "https"], "how the list is asked for"] = "http"
+    path: Annotated[str, "path of the list"] = "/v1/models"
+    insecure_skip_verify: Annotated[bool, "accept any certificate"] = True
+    ca_cert_path: Annotated[str, "file of the CA"] = ""
+    client_cert_path: Annotated[str, "file of the client's certificate"] = ""
+    client_key_path: Annotated[str, "file of the client's key"] = ""
+    interval: Annotated[str, "time between two readings", Ignored("Shoal reads it again every few seconds")] = ""
+
+
+class ModelsDataExtractor(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads the models of an endpoint from its list."""
+
+    type: ClassVar[str] = "models-data-extractor"
+
+
+class EndpointNotificationSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Tells producers about endpoints that join and leave; Shoal always does."""
+
+    type: ClassVar[str] = "endpoint-notification-source"
+
+
+class FileDiscovery(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes the endpoints from a file."""
+
+    type: ClassVar[str] = "file-discovery"
+    path: Annotated[str, "the file: endpoints[] of name, namespace, address, port, labels"]
+    watch_file: Annotated[bool, "follow changes of the file"] = False
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path must not be empty")
+
+
+class OpenaiParser(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads OpenAI requests; always on."""
+
+    type: ClassVar[str] = "openai-parser"
+
+
+class AnthropicParser(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads Anthropic requests; always on."""
+
+    type: ClassVar[str] = "anthropic-parser"
+
+
+class VllmhttpParser(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads vLLM's token-in requests; always on."""
+
+    type: ClassVar[str] = "vllmhttp-parser"
+
+
+class PassthroughParser(msgspec.Struct, frozen=True, kw_only=True):
+    """Passes requests of unknown paths; always on."""
+
+    type: ClassVar[str] = "passthrough-parser"

@@ -1,0 +1,135 @@
+"""The scheduler: filters, weighted scorers and a picker applied to a view of the fleet.
+
+Owns the order of these steps, the clamping, weighing and explaining of scores, and the fallbacks.  It has no
+clock, keeps no books, and changes plugin state only in `dispatched` and `endpoint_left`.
+"""
+
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from shoal.kernel import Chance
+from shoal.pool import Decision, FleetView, Refusal, RefusalReason, Request, ScoreColumn
+from shoal.scheduling.columns import PerFleet
+from shoal.scheduling.pickers import best
+from shoal.scheduling.plugin import Adopting, Answering, Drawing, Filter, Observer, Picker, Scorer, Scores
+
+T = TypeVar("T", covariant=True)
+
+
+class Named(NamedTuple, Generic[T]):
+    """A plugin under its configured name.  weight: for scorers."""
+
+    name: str
+    plugin: T
+    weight: float = 1.0
+
+
+class Profile(NamedTuple):
+    """An ordered recipe for one decision."""
+
+    name: str
+    filters: tuple[Named[Filter], ...]
+    scorers: tuple[Named[Scorer], ...]
+    picker: Named[Picker]
+
+    def plugins(self) -> list[Named[object]]:
+        """Return each plugin once, in order of first use."""
+        seen: dict[str, Named[object]] = {}
+        for named in (*self.filters, *self.scorers, self.picker):
+            seen.setdefault(named.name, named)
+        return list(seen.values())
+
+
+class Policy(NamedTuple):
+    """How a request is placed.
+
+    fallbacks: endpoints to name after those that the picker chose, by descending total, so that a retry has
+    somewhere to go.
+    """
+
+    profile: Profile
+    fallbacks: int = 2
+
+
+class Scheduler:
+    """Places one request at a time.  chance: its stream `scheduling` breaks ties and draws for pickers."""
+
+    __slots__ = ("_answering", "_chance", "_ids", "_observers", "policy")
+
+    def __init__(self, policy: Policy, chance: Chance) -> None:
+        self.policy = policy
+        self._chance = chance.stream("scheduling")
+        plugins = policy.profile.plugins()
+        self._observers = [named.plugin for named in plugins if isinstance(named.plugin, Observer)]
+        self._answering = [named.plugin for named in plugins if isinstance(named.plugin, Answering)]
+        self._ids = PerFleet(lambda fleet: tuple(endpoint.id for endpoint in fleet))
+        for named in plugins:
+            if isinstance(named.plugin, Drawing):
+                named.plugin.draw_from(chance.stream(f"plugin {named.name}"))
+
+    def adopt(self, previous: "Scheduler") -> None:
+        """Take over what the plugins of `previous` have learned, where name and class are the same."""
+        old = {named.name: named.plugin for named in previous.policy.profile.plugins()}
+        for name, plugin, _ in self.policy.profile.plugins():
+            if isinstance(plugin, Adopting) and type(old.get(name)) is type(plugin):
+                plugin.adopt(old[name])
+
+    def schedule(self, request: Request, view: FleetView, now: float) -> Decision | Refusal:
+        """Choose endpoints for `request` among the candidates of `view`."""
+        profile = self.policy.profile
+        if len(view) == 0:
+            return Refusal(reason=RefusalReason.NO_ENDPOINTS, message="no endpoint is ready", retry_after_s=1.0)
+        dropped: list[tuple[str, int]] = []
+        for name, narrow, _ in profile.filters:
+            mask = narrow.keep(request, view)
+            kept = int(np.count_nonzero(mask))
+            dropped.append((name, len(view) - kept))
+            if kept == 0:
+                return _saturated(dropped)
+            if kept < len(view):
+                view = view.keep(mask)
+        columns, total = self._scores(request, view)
+        picked = profile.picker.plugin.pick(total, self._chance)
+        picked += best(total, self.policy.fallbacks, self._chance, picked)
+        ids = self._ids.of(view)
+        candidates = ids if view.rows is None else tuple([ids[row] for row in view.rows.tolist()])
+        chosen = tuple([candidates[position] for position in picked])
+        return Decision(profile.name, chosen, candidates, tuple(columns), total, tuple(dropped))
+
+    def _scores(self, request: Request, view: FleetView) -> tuple[list[ScoreColumn], Scores]:
+        """Return each scorer's clamped column and the weighted sum."""
+        columns = []
+        total = np.zeros(len(view))
+        for name, scorer, weight in self.policy.profile.scorers:
+            # fmax takes the number where the other is NaN, so that what a scorer does not know counts as 0.
+            values = np.fmin(np.fmax(scorer.score(request, view), 0.0), 1.0)
+            columns.append(ScoreColumn(name, weight, values))
+            total += values if weight == 1.0 else weight * values
+        return columns, total
+
+    def dispatched(self, request: Request, view: FleetView, decision: Decision, now: float) -> None:
+        """Tell the plugins that `request` was sent to `decision.chosen[0]`; `view` is the one given to schedule."""
+        for observer in self._observers:
+            observer.dispatched(request, view, decision, now)
+
+    def endpoint_left(self, endpoint_id: str) -> None:
+        """Tell the plugins that an endpoint is gone."""
+        for observer in self._observers:
+            observer.endpoint_left(endpoint_id)
+
+    def response_headers(self, request: Request, decision: Decision) -> tuple[tuple[str, str], ...]:
+        """Return the headers that plugins add to the client's response."""
+        headers: dict[str, str] = {}
+        for answering in self._answering:
+            headers.update(answering.response_headers(request, decision))
+        return tuple(headers.items())
+
+
+def _saturated(dropped: list[tuple[str, int]]) -> Refusal:
+    steps = ", ".join(f"{name} dropped {count}" for name, count in dropped if count)
+    return Refusal(
+        reason=RefusalReason.SATURATED,
+        message=f"no endpoint can take the request now: {steps}",
+        retry_after_s=1.0,
+    )
