@@ -1,0 +1,66 @@
+"""Facts that stand in a request's headers, under llm-d's present and older names.
+
+Owns the names of inbound control headers.  Which of them a client may send at all is decided at the door by the
+data plane; what they mean is decided by the router.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+MAX_ID_CHARS = 256
+"""Longer identities are cut: they become keys of tables that live for minutes."""
+
+SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
+TENANT_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+NO_RETRY_HEADER = "x-shoal-no-retry"
+
+KEPT_HEADERS = (
+    ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"),
+    ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
+    ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
+    ("x-session-token", ""),
+    ("prefer", ""),
+    ("epp-profile", ""),
+)
+"""(name under which the value is kept, older name or "")."""
+
+
+class HeaderFacts(NamedTuple):
+    """What the headers say; "" where they say nothing.  kept: goes to `Request.headers`."""
+
+    client_id: str
+    tenant_id: str
+    session_id: str
+    objective: str
+    retry_allowed: bool
+    kept: dict[str, str]
+
+
+def read_headers(headers: Mapping[str, str], extra: tuple[str, ...] = ()) -> HeaderFacts:
+    """Read `headers` (lower-case names).  extra: further names to keep."""
+    kept: dict[str, str] = {}
+    for name, older in KEPT_HEADERS:
+        value = headers.get(name) or (headers.get(older) if older else None)
+        if value:
+            kept[name] = value
+    for name in extra:
+        value = headers.get(name)
+        if value:
+            kept[name] = value
+    return HeaderFacts(
+        headers.get("x-request-id", "")[:MAX_ID_CHARS],
+        _first(headers, TENANT_HEADERS),
+        _first(headers, SESSION_HEADERS),
+        _first(headers, OBJECTIVE_HEADERS),
+        headers.get(NO_RETRY_HEADER, "").strip().lower() not in ("true", "1", "yes"),
+        kept,
+    )
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    for name in names:
+        value = headers.get(name)
+        if value:
+            return value.strip()[:MAX_ID_CHARS]
+    return ""

@@ -1,0 +1,103 @@
+"""Lists of models: what an engine's `/v1/models` says, and the one list that a pool shows.
+
+Owns the OpenAI model list as vLLM, SGLang and others write it.  Which names a pool accepts (aliases, adapters) is
+decided by the router.
+"""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from typing import Any
+
+import msgspec
+
+from shoal.kernel import InvalidInput
+from shoal.pool import ServedModel
+
+MAX_NAMES = 1000
+_MAX_CHARS = 200
+_NEAR_RATIO = 0.6
+
+
+class _Entry(msgspec.Struct, gc=False):
+    id: Any = None
+    root: Any = None
+    parent: Any = None
+    max_model_len: Any = None
+
+
+class _List(msgspec.Struct, gc=False):
+    data: list[_Entry]
+
+
+_DECODER = msgspec.json.Decoder(_List)
+
+
+def parse_models(body: bytes) -> tuple[ServedModel, ...]:
+    """Return the models of a `/v1/models` answer, first entry of each id.
+
+    Raises InvalidInput when it is no model list; entries without a name are passed over.
+    """
+    try:
+        entries = _DECODER.decode(body).data
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidInput(f"/v1/models did not answer a model list: {error}") from None
+    found: dict[str, ServedModel] = {}
+    for entry in entries[:MAX_NAMES]:
+        if isinstance(entry.id, str) and entry.id and entry.id not in found:
+            length = entry.max_model_len
+            found[entry.id] = ServedModel(
+                id=entry.id,
+                parent=entry.parent if isinstance(entry.parent, str) else "",
+                root=entry.root if isinstance(entry.root, str) else "",
+                max_model_len=length if type(length) is int and length > 0 else 0,
+            )
+    return tuple(found.values())
+
+
+def render_models(models: Iterable[ServedModel], created: int = 0) -> bytes:
+    """Return the merged OpenAI model list, sorted by name.
+
+    An id that several endpoints serve stands once, with the largest context that any of them offers: requests
+    that are too long for the others are routed there.
+    """
+    merged: dict[str, ServedModel] = {}
+    for model in models:
+        known = merged.get(model.id)
+        if known is None or model.max_model_len > known.max_model_len:
+            merged[model.id] = model
+    data = [
+        {
+            "id": model.id,
+            "object": "model",
+            "created": created,
+            "owned_by": "shoal",
+            "root": model.root or model.id,
+            "parent": model.parent or None,
+            "max_model_len": model.max_model_len or None,
+        }
+        for _, model in sorted(merged.items())
+    ]
+    return msgspec.json.encode({"object": "list", "data": data})
+
+
+def near_names(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+    """Return up to `limit` of `known` that `name` may have meant, nearest first; case and organisation are ignored."""
+    wanted = _bare(name)
+    if not wanted:
+        return ()
+    scored: list[tuple[float, str]] = []
+    for candidate in sorted(set(known))[:MAX_NAMES]:
+        bare = _bare(candidate)
+        if not bare:
+            continue
+        matcher = SequenceMatcher(None, bare, wanted, autojunk=False)
+        is_part = len(wanted) >= 3 and (wanted in bare or bare in wanted)
+        if is_part or (matcher.real_quick_ratio() >= _NEAR_RATIO and matcher.quick_ratio() >= _NEAR_RATIO):
+            ratio = matcher.ratio()
+            if is_part or ratio >= _NEAR_RATIO:
+                scored.append((-ratio, candidate))
+    return tuple(candidate for _, candidate in sorted(scored)[:limit])
+
+
+def _bare(name: str) -> str:
+    return name[:_MAX_CHARS].lower().rstrip("/").rpartition("/")[2]
