@@ -85,7 +85,7 @@ def near_names(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ..
     wanted = _bare(name)
     if not wanted:
         return ()
-    scored: list[tuple[float, str]] = []
+    scored: list[tuple[bool, float, str]] = []
     for candidate in sorted(set(known))[:MAX_NAMES]:
         bare = _bare(candidate)
         if not bare:
@@ -95,8 +95,8 @@ def near_names(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ..
         if is_part or (matcher.real_quick_ratio() >= _NEAR_RATIO and matcher.quick_ratio() >= _NEAR_RATIO):
             ratio = matcher.ratio()
             if is_part or ratio >= _NEAR_RATIO:
-                scored.append((-ratio, candidate))
-    return tuple(candidate for _, candidate in sorted(scored)[:limit])
+                scored.append((not is_part, -ratio, candidate))
+    return tuple(candidate for _, _, candidate in sorted(scored)[:limit])
 
 
 def _bare(name: str) -> str:
