@@ -5,6 +5,7 @@ same agent-like traffic, and prints one table.  Owns the show; the pool is `shoa
 """
 
 import argparse
+import asyncio
 import signal
 import tempfile
 from pathlib import Path
@@ -36,6 +37,7 @@ schedulingProfiles:
 _SYSTEMS = 12
 _SYSTEM_CHARS = 16_384
 _THINK_S = 0.25
+_INTERRUPTED = 130
 
 _AFTER = """
 Keep a pool running:   shoal up --engines {engines}
@@ -71,13 +73,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; 0 when both runs had no errors."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
-    shows = uvloop.run(play(arguments, console))
+    try:
+        shows = uvloop.run(play(arguments, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("interrupted; nothing was left running")
+        return _INTERRUPTED
     console.print(table(shows))
     for show in shows:
         if show.report.is_void:
-            lag_ms = show.report.lag_p99_s * 1e3
+            lag_ms = max(show.report.lag_p99_s, show.report.engine_lag_p99_s) * 1e3
             console.print(f"[yellow]{show.title}: this machine was too busy to measure (loop lag p99 {lag_ms:.0f} ms)")
     console.print(_AFTER.format(engines=arguments.engines, model=shows[0].model), highlight=False, soft_wrap=True)
     if arguments.json:
@@ -100,7 +105,10 @@ def traffic(seed: int, *, chats: int, turns: int) -> Plan:
 
 
 async def play(arguments: argparse.Namespace, console: Console) -> list[Show]:
-    """Run both halves and return them, round-robin first."""
+    """Run both halves and return them, round-robin first.  SIGTERM ends the show as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     plan = traffic(arguments.seed, chats=arguments.chats, turns=arguments.turns)
     with tempfile.TemporaryDirectory(prefix="shoal-demo-") as directory:
         config = Path(directory) / "round-robin.yaml"
@@ -122,9 +130,9 @@ async def _half(title: str, flags: list[str], plan: Plan, progress: Progress) ->
         report = await run_load(
             plan, stage.url, model=model, progress=lambda done, _: progress.update(task, completed=done)
         )
-        served = {each.id: int(each.requests_total) for each in (await stage.picture()).endpoints}
+        report = await stage.complete(report)
     progress.update(task, description=f"{title}: done    ")
-    return Show(title, model, msgspec.structs.replace(report, served=served))
+    return Show(title, model, report)
 
 
 def table(shows: list[Show]) -> Table:

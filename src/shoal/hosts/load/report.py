@@ -39,7 +39,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """A run in figures; times in seconds, `_p50` and the like are quantiles over the requests that ended well.
 
-    served: requests per endpoint, where the answers say who served them.  lag_p99_s: of the generator's own loop.
+    served: requests per endpoint, where the answers say who served them.  lag_p99_s: of the generator's own loop;
+    engine_lag_p99_s: of the latest embedded engine's, 0.0 when there is none.
     """
 
     name: str
@@ -61,6 +62,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     served: dict[str, int]
     lag_p99_s: float
+    engine_lag_p99_s: float = 0.0
 
     @property
     def hit_ratio(self) -> float:
@@ -74,8 +76,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_void(self) -> bool:
-        """Whether the generator ran too late for its figures to mean anything."""
-        return self.lag_p99_s > LAG_LIMIT_S
+        """Whether the generator or an engine ran too late for the figures to mean anything."""
+        return max(self.lag_p99_s, self.engine_lag_p99_s) > LAG_LIMIT_S
 
     @property
     def failed(self) -> int:

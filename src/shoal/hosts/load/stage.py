@@ -5,6 +5,7 @@ down again whatever happens: the child is on a leash, so not even `kill -9` of t
 """
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +19,14 @@ import msgspec
 
 from shoal.hosts.admin import PoolClient, PoolPicture
 from shoal.hosts.load.client import Client
+from shoal.hosts.load.report import LoadReport
 from shoal.hosts.supervisor.leash import leash
 from shoal.hosts.supervisor.ports import free_port
 from shoal.kernel import ShoalError
 
+_GOODBYES = (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
 _READY = "shoal is ready: "
+_LAG = re.compile(rb'^shoal_engine_loop_lag_seconds\{[^}]*quantile="0.99"[^}]*\} (\S+)', re.MULTILINE)
 
 
 class _Model(msgspec.Struct):
@@ -92,14 +96,23 @@ class Stage:
         """Return the pool as it sees itself."""
         return await asyncio.to_thread(PoolClient(self.directory).picture)
 
+    async def complete(self, report: LoadReport) -> LoadReport:
+        """Return the report with what the pool knows: requests per endpoint, and how late its engines ran."""
+        endpoints = (await self.picture()).endpoints
+        return msgspec.structs.replace(
+            report,
+            served={each.id: int(each.requests_total) for each in endpoints},
+            engine_lag_p99_s=max([await _engine_lag_s(each.address) for each in endpoints], default=0.0),
+        )
+
     async def stop(self, *, at_once: bool = False) -> None:
-        """Take the pool down; at_once: do not wait longer than two seconds for requests in flight."""
+        """Take the pool down.  at_once: give requests in flight two seconds, and not a minute."""
         child, self._child = self._child, None
         if child is not None:
-            child.send_signal(signal.SIGTERM)
-            if not await _ended(child, 2.0 if at_once else 60.0):
-                child.kill()
-                await _ended(child, 10.0)
+            for number, wait_s in zip(_GOODBYES, (2.0 if at_once else 60.0, 5.0, 10.0), strict=True):
+                child.send_signal(number)  # a second SIGTERM ends the drain
+                if await _ended(child, wait_s):
+                    break
         self._temporary.cleanup()
 
     async def _start(self) -> None:
@@ -131,6 +144,17 @@ class Stage:
         with suppress(OSError):
             return " | ".join(self.log.read_text(errors="replace").splitlines()[-5:])
         return ""
+
+
+async def _engine_lag_s(address: str) -> float:
+    """The loop lag p99 of an embedded engine over its last ten seconds, 0.0 for any other engine."""
+    client = Client(f"http://{address}", timeout_s=5.0)
+    try:
+        answer = await client.get("/metrics")
+    finally:
+        await client.close()
+    found = _LAG.search(answer.body)
+    return float(found[1]) if found else 0.0
 
 
 async def _ended(child: "subprocess.Popen[bytes]", wait_s: float) -> bool:
