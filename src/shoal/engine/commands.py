@@ -6,9 +6,14 @@ import msgspec
 
 
 class Emit(NamedTuple):
-    """Hand new tokens to their requests: (request_id, how many), once per step."""
+    """Hand new tokens to their requests, once per step.
+
+    tokens: (request_id, how many); empty after a step of prefill chunks only.  step_tokens: tokens that the step
+    computed, prefill and decode together.
+    """
 
     tokens: list[tuple[str, int]]
+    step_tokens: int
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):

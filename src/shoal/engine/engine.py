@@ -60,6 +60,7 @@ class Engine:
         "_step_time",
         "block_size",
         "counters",
+        "max_loras",
         "num_blocks",
     )
 
@@ -67,6 +68,7 @@ class Engine:
         profile = config.profile
         self.num_blocks = config.num_blocks or profile.num_blocks
         self.block_size = config.block_size or profile.block_size
+        self.max_loras = config.max_loras
         self.counters = Counters()
         self._config = config
         self._batcher = Batcher(
@@ -202,7 +204,7 @@ class Engine:
             if sequence.num_tokens - sequence.prompt_tokens >= sequence.output_tokens:
                 done.append(sequence)
         counters.generation += len(tokens)
-        commands: list[Command] = [Emit(tokens)] if tokens else []
+        commands: list[Command] = [Emit(tokens, plan.tokens)]
         if done:
             self._batcher.retire(done)
             commands += [self._finish(sequence, end) for sequence in done]

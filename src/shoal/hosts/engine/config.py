@@ -1,0 +1,76 @@
+"""The configuration of one embedded engine; defaults live here, once."""
+
+import msgspec
+
+from shoal.engine import PROFILES, EngineConfig
+from shoal.hosts.engine.faults import Faults
+from shoal.kernel import ConfigError
+
+
+class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What `shoal engine` serves and how it behaves; 0 means the profile's own value."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; only this machine by default."""
+    port: int = 8000
+    """Port to listen on, vLLM's default; 0 takes a free one."""
+    models: tuple[str, ...] = ("tiny",)
+    """Served names; the first is the one answers carry, the rest are aliases."""
+    loras: tuple[str, ...] = ()
+    """Adapters loaded at the start."""
+    profile: str = "tiny"
+    """Which hardware and model to imitate."""
+    num_blocks: int = 0
+    """KV blocks."""
+    block_size: int = 0
+    """Tokens a KV block."""
+    max_num_seqs: int = 0
+    """Sequences in one step."""
+    max_num_batched_tokens: int = 0
+    """New tokens in one step."""
+    max_model_len: int = 0
+    """Context limit in tokens; never more than the KV cache holds."""
+    max_loras: int = 4
+    """Different adapters in one step."""
+    is_priority_scheduling: bool = False
+    """Whether a lower `priority` in the request goes first."""
+    is_reporting_cached_tokens: bool = True
+    """Whether usage carries cached tokens, as vLLM's --enable-prompt-tokens-details."""
+    has_metrics: bool = True
+    """Whether /metrics exists."""
+    api_key: str = ""
+    """When set, /v1 paths want it as a bearer token, as vLLM's --api-key."""
+    tls_cert: str = ""
+    """Certificate file (PEM); with `tls_key` the server speaks TLS."""
+    tls_key: str = ""
+    """Key file (PEM)."""
+    seed: int = 0
+    """Decides answer texts and which requests an injected fault hits."""
+    startup_delay_s: float = 0.0
+    """How long the engine is loading: /health and all else answer 503."""
+    record_last: int = 0
+    """How many requests GET /requests tells about (headers, size and digest of the body), for tests; 0 is none."""
+    faults: Faults = Faults()
+    """Faults from the start; POST /faults changes them."""
+
+    def engine(self) -> EngineConfig:
+        """Return the configuration of the engine model.  Raises ConfigError for an unknown profile."""
+        profile = PROFILES.get(self.profile)
+        if profile is None:
+            raise ConfigError(f"unknown profile {self.profile!r}; known: {', '.join(PROFILES)}", source="--profile")
+        return EngineConfig(
+            profile=profile,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_loras=self.max_loras,
+            is_priority_scheduling=self.is_priority_scheduling,
+            slow_factor=self.faults.slow_factor,
+        )
+
+    def context_limit(self, engine: EngineConfig) -> int:
+        """Return the context limit in tokens: what was asked for, or the profile's, cut to what the cache holds."""
+        blocks = engine.num_blocks or engine.profile.num_blocks
+        block_size = engine.block_size or engine.profile.block_size
+        return min(self.max_model_len or engine.profile.max_model_len, blocks * block_size)

@@ -1,0 +1,209 @@
+"""The HTTP server of one embedded engine: routes, the door, start and stop.
+
+Owns what every request passes: loading, API key, injected failures, request ids, counting.  aiohttp's low-level
+server is used without a router: a dictionary finds the handler.
+"""
+
+import asyncio
+import errno
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from shoal.engine import Engine
+from shoal.hosts.engine import generating, operating, reading
+from shoal.hosts.engine.answers import Answers
+from shoal.hosts.engine.catalog import Catalog
+from shoal.hosts.engine.config import EngineServerConfig
+from shoal.hosts.engine.context import Call, Context
+from shoal.hosts.engine.driver import EngineDriver
+from shoal.hosts.engine.errors import ApiError
+from shoal.hosts.engine.exposition import Exposition, Meter
+from shoal.hosts.engine.faults import FaultBox
+from shoal.hosts.engine.lag import LoopLag
+from shoal.hosts.engine.planning import Planner
+from shoal.hosts.engine.recording import Recorder
+from shoal.hosts.engine.streams import reset
+from shoal.kernel import Chance, ConfigError
+
+Handler = Callable[[Context, Call], Awaitable[web.StreamResponse]]
+
+_API: dict[str, Handler] = {
+    "/v1/chat/completions": generating.chat_completions,
+    "/v1/completions": generating.completions,
+    "/v1/responses": generating.responses,
+    "/v1/messages": generating.messages,
+    "/v1/messages/count_tokens": generating.count_tokens,
+    "/inference/v1/generate": generating.generate,
+    "/v1/audio/transcriptions": generating.transcriptions,
+    "/v1/audio/translations": generating.transcriptions,
+    "/v1/embeddings": reading.embeddings,
+    "/pooling": reading.pool,
+    "/score": reading.score,
+    "/v1/score": reading.score,
+    "/rerank": reading.rerank,
+    "/v1/rerank": reading.rerank,
+    "/v2/rerank": reading.rerank,
+    "/tokenize": reading.tokenize,
+    "/detokenize": reading.detokenize,
+}
+_OPERATING: dict[tuple[str, str], Handler] = {
+    ("GET", "/health"): operating.health,
+    ("GET", "/ping"): operating.health,
+    ("GET", "/version"): operating.version,
+    ("GET", "/v1/models"): operating.models,
+    ("GET", "/metrics"): operating.metrics,
+    ("POST", "/reset_prefix_cache"): operating.reset_prefix_cache,
+    ("POST", "/v1/load_lora_adapter"): operating.load_adapter,
+    ("POST", "/v1/unload_lora_adapter"): operating.unload_adapter,
+    ("GET", "/faults"): operating.show_faults,
+    ("POST", "/faults"): operating.change_faults,
+}
+_KNOWN_PATHS = {*_API, *(path for _, path in _OPERATING), "/load", "/requests"}
+_KEEPALIVE_S = 75.0
+_BACKLOG = 2048
+
+
+class EngineServer:
+    """One embedded engine behind HTTP.  `start` and `stop` once each, on the running loop."""
+
+    def __init__(self) -> None:
+        self._context: Context | None = None
+        self._listener: asyncio.Server | None = None
+        self._server: web.Server | None = None
+        self._lag: LoopLag | None = None
+        self._in_flight = 0
+        self._ready_at = 0.0
+
+    async def start(self, config: EngineServerConfig) -> int:
+        """Listen and return the port.  Raises ConfigError when the port is taken or the configuration is wrong."""
+        if not config.models:
+            raise ConfigError("at least one model name is needed", source="--model")
+        self._loop = asyncio.get_running_loop()
+        self._config = config
+        self._recorder = Recorder(config.record_last)
+        self._chance = Chance(config.seed).stream("faults")
+        self._lag = LoopLag()
+        self._context = _assemble(config, self._lag)
+        self._ready_at = self._loop.time() + config.startup_delay_s
+        self._server = web.Server(
+            self._serve, handler_cancellation=True, access_log=None, keepalive_timeout=_KEEPALIVE_S
+        )
+        try:
+            self._listener = await self._loop.create_server(
+                self._server, config.host, config.port, ssl=_tls(config), backlog=_BACKLOG
+            )
+        except OSError as error:
+            self._lag.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise ConfigError(f"{config.host}:{config.port} is already taken", source="--port") from None
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Stop listening, cut what is still open, and free the port."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._server is not None:
+            self._server.pre_shutdown()
+            await self._server.shutdown(0.01)
+        if self._context is not None:
+            self._context.driver.close()
+        if self._lag is not None:
+            self._lag.close()
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; every way out is counted."""
+        assert self._context is not None
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = await request.content.read() if request.can_read_body else b""
+        call = Call(request, body, self._context.planner.fresh_id())
+        arrival = self._recorder.add(request, body) if request.path != "/requests" else None
+        status = 499
+        try:
+            response = await self._route(call)
+            status = response.status
+        except ApiError as error:
+            status = error.status
+            is_anthropic = request.path.startswith("/v1/messages")
+            response = call.respond(error.anthropic_body() if is_anthropic else error.body(), status)
+        finally:
+            if arrival is not None:
+                arrival.outcome = "left" if status == 499 else str(status)
+            if request.path != "/metrics":
+                handler = request.path if request.path in _KNOWN_PATHS else "none"
+                self._context.meter.http[handler, request.method, status // 100] += 1
+        return response
+
+    async def _route(self, call: Call) -> web.StreamResponse:
+        """Find the handler and pass the door."""
+        assert self._context is not None
+        method, path = call.request.method, call.request.path
+        if self._loop.time() < self._ready_at:
+            raise ApiError(503, "The engine is still loading its model.", "ServiceUnavailableError")
+        api = _API.get(path) if method == "POST" else None
+        if self._config.api_key and path.startswith("/v1") and not self._has_key(call):
+            return call.respond_json({"error": "Unauthorized"}, 401)
+        if api is not None:
+            return await self._answer(api, call)
+        operating_handler = _OPERATING.get((method, path))
+        if operating_handler is not None and (path != "/metrics" or self._config.has_metrics):
+            return await operating_handler(self._context, call)
+        if (method, path) == ("GET", "/load"):
+            return call.respond_json({"server_load": self._in_flight})
+        if (method, path) == ("GET", "/requests"):
+            return call.respond(self._recorder.listing())
+        if path in _KNOWN_PATHS and (path != "/metrics" or self._config.has_metrics):
+            return call.respond_json({"detail": "Method Not Allowed"}, 405)
+        return call.respond_json({"detail": "Not Found"}, 404)
+
+    async def _answer(self, handler: Handler, call: Call) -> web.StreamResponse:
+        """Answer an API request, or let an injected fault do so."""
+        assert self._context is not None
+        faults = self._context.box.faults
+        if faults.cut_after == 0 and call.request.transport is not None:
+            reset(call.request.transport)
+            await self._loop.create_future()
+        if faults.fail_rate and self._chance.random() < faults.fail_rate:
+            raise ApiError(faults.fail_status, "Injected failure", "InternalServerError")
+        self._in_flight += 1
+        try:
+            return await handler(self._context, call)
+        finally:
+            self._in_flight -= 1
+
+    def _has_key(self, call: Call) -> bool:
+        return call.request.headers.get("Authorization") == f"Bearer {self._config.api_key}"
+
+
+def _assemble(config: EngineServerConfig, lag: LoopLag) -> Context:
+    """Make the parts of a server and join them."""
+    engine_config = config.engine()
+    engine = Engine(engine_config)
+    now = time.time()
+    max_model_len = config.context_limit(engine_config)
+    catalog = Catalog(config.models, config.loras, config.profile, max_model_len, now)
+    meter = Meter()
+    return Context(
+        config=config,
+        catalog=catalog,
+        planner=Planner(Answers(config.seed), engine.block_size, max_model_len, config.seed),
+        driver=EngineDriver(engine, meter),
+        meter=meter,
+        exposition=Exposition(engine, meter, catalog, lag, now),
+        box=FaultBox(config.faults),
+    )
+
+
+def _tls(config: EngineServerConfig) -> ssl.SSLContext | None:
+    if not config.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key or None)
+    except OSError as error:
+        raise ConfigError(f"cannot read the certificate or its key: {error}", source=config.tls_cert) from None
+    return context
