@@ -12,11 +12,11 @@ from shoal.hosts.admin import PoolClient, find_pool
 
 _EXAMPLES = """examples:
   shoal endpoint add http://10.0.0.7:8000        joins when it is ready; a name with several addresses is several
-  shoal endpoint drain 10.0.0.7:8000             no new requests; waits until those in flight have ended
+  shoal endpoint drain 10.0.0.7:8000             no new requests; leaves when those in flight have ended
   shoal endpoint drain 10.0.0.7:8000 --no-wait   says it and returns
-  shoal endpoint remove 10.0.0.7:8000            takes it out of the pool (drain it first)
+  shoal endpoint remove 10.0.0.7:8000            leaves now, whatever it is doing
 
-An endpoint that was drained stays listed; `add` puts it back to work, `remove` takes it out.
+`add` takes back one that was drained or removed.
 """
 
 
@@ -65,25 +65,26 @@ def _wait_for_drain(pool: PoolClient, touched: list[str], timeout_s: float) -> i
     names = ", ".join(touched)
     deadline = time.monotonic() + timeout_s
     with Console(stderr=True).status(f"draining {names}") as spinner:
-        while (left := in_flight(pool, touched)) != 0:
+        while (left := still_there(pool, touched)) is not None:
             if time.monotonic() >= deadline:
                 break
-            spinner.update(f"draining {names}: {'?' if left is None else left} request(s) in flight")
+            spinner.update(f"draining {names}: {left} request(s) in flight")
             time.sleep(0.2)
-    if left == 0:
-        print(f"drained {names}: no request is in flight there; it gets no new ones")
+    if left is None:
+        print(f"drained {names}: its requests have ended and it left the pool")
         return 0
     print(
-        f"shoal: {names} still has {'an unknown number of' if left is None else left} request(s) in flight after "
-        f"{timeout_s:g} s; it gets no new ones",
+        f"shoal: {names} still has {left} request(s) in flight after {timeout_s:g} s; it gets no new ones and leaves "
+        "when they end",
         file=sys.stderr,
     )
     return 1
 
 
-def in_flight(pool: PoolClient, endpoint_ids: list[str]) -> int | None:
-    """Return how many requests are in flight on the endpoints, None while a picker does not answer."""
+def still_there(pool: PoolClient, endpoint_ids: list[str]) -> int | None:
+    """Return how many requests are in flight on the endpoints, None when all of them have left the pool."""
     picture = pool.picture()
     if picture.is_partial:
-        return None
-    return int(sum(each.inflight_requests for each in picture.endpoints if each.id in endpoint_ids))
+        return 0  # a picker that does not answer may still hold some
+    left = [each for each in picture.endpoints if each.id in endpoint_ids]
+    return int(sum(each.inflight_requests for each in left)) if left else None

@@ -1,0 +1,37 @@
+"""`shoal endpoint add|drain|remove`."""
+
+import pytest
+from fake_pool import FakePool
+
+from shoal.cli import main
+
+
+def test_add_and_remove_reach_the_pool(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", "add", "http://10.0.0.9:8000", *pool.flags]) == 0
+    assert main(["endpoint", "remove", "b", *pool.flags]) == 0
+    assert pool.operations.asked == ["add http://10.0.0.9:8000", "remove b"]
+    assert "added 10.0.0.9:8000" in capsys.readouterr().out
+
+
+def test_drain_waits_until_the_endpoint_has_left(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", "drain", "a", *pool.flags]) == 0
+    assert pool.answers.readings >= 4
+    assert "drained a: its requests have ended" in capsys.readouterr().out
+
+
+def test_drain_without_waiting_returns_at_once(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", "drain", "a", "--no-wait", *pool.flags]) == 0
+    assert pool.answers.readings == 0
+    assert "draining a" in capsys.readouterr().out
+
+
+def test_a_drain_that_takes_too_long_says_how_many_are_left(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", "drain", "a", "--timeout", "0", *pool.flags]) == 1
+    assert "still has 2 request(s) in flight" in capsys.readouterr().err
+
+
+def test_an_unknown_endpoint_is_one_line_with_the_known_ones(
+    pool: FakePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["endpoint", "drain", "nobody", *pool.flags]) == 2
+    assert capsys.readouterr().err == "shoal: no endpoint 'nobody'; known: a, b\n"

@@ -1,0 +1,72 @@
+"""`shoal status`."""
+
+import json
+
+import pytest
+from fake_pool import FakePool
+
+from shoal.cli import main
+from shoal.cli.status import Rates, all_warnings, hit_ratio
+from shoal.hosts.admin import EndpointPicture, PoolPicture
+
+
+def test_one_table_shows_every_endpoint_with_its_load_hits_and_rate(
+    pool: FakePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--once", "--interval", "0.1", *pool.flags]) == 0
+    page = capsys.readouterr().out
+    row = next(line for line in page.splitlines() if line.startswith("a "))
+    assert row.split() == ["a", "ready", "m", "2", "1", "3", "42%", "75%", "10.0", "58", "ms", "20", "0"]
+    assert next(line for line in page.splitlines() if line.startswith("b ")).split()[:2] == ["b", "loading"]
+    assert "1/2 endpoints ready" in page
+    assert "10.0 requests/s" in page
+
+
+def test_warnings_of_the_pool_and_a_silent_picker_are_shown(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--once", "--interval", "0.1", *pool.flags]) == 0
+    page = capsys.readouterr().out
+    assert "! something to look at" in page
+    assert "! picker 1 does not answer" in page
+
+
+def test_an_engine_that_reports_no_cached_tokens_is_named_with_the_flag_that_helps(
+    pool: FakePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool.answers.deaf = True
+    assert main(["status", "--once", "--interval", "0.1", *pool.flags]) == 0
+    page = capsys.readouterr().out
+    assert "a report no cached tokens" in page.replace("\n", " ")
+    assert "--enable-prompt-tokens-details" in page
+    assert "--enable-cache-report" in page
+
+
+def test_json_is_the_merged_snapshot(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json", *pool.flags]) == 0
+    snapshot = json.loads(capsys.readouterr().out)
+    assert [endpoint["id"] for endpoint in snapshot["endpoints"]] == ["a", "b"]
+    assert snapshot["endpoints"][0]["requests_total"] == 10
+
+
+def test_without_a_pool_one_line_says_where_it_looked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert main(["status", "--port", "18099"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("shoal: no pool is running on port 18099")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_count_that_fell_gives_no_negative_rate() -> None:
+    rates = Rates()
+    for at_s, total in ((1.0, 100), (2.0, 40)):
+        endpoint = EndpointPicture(id="a", requests_total=total)
+        rates.update(PoolPicture(at_s=at_s, requests_total=total, endpoints=[endpoint]))
+    assert rates.pool == 0.0
+    assert rates.per_endpoint == {"a": 0.0}
+
+
+def test_a_hit_ratio_that_nobody_reported_is_not_shown_as_zero() -> None:
+    assert hit_ratio(EndpointPicture(id="a", prompt_tokens_total=10, reports_cached_tokens=False)) == "?"
+    assert hit_ratio(EndpointPicture(id="a")) == "-"
+    assert all_warnings(PoolPicture(endpoints=[EndpointPicture(id="a")])) == []
