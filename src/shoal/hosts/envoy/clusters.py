@@ -33,10 +33,15 @@ def clusters(settings: EnvoySettings) -> list[Document]:
                 "grpc_health_check": {},
             }
         ],
-        "common_lb_config": {"healthy_panic_threshold": {"value": 1}},
+        "common_lb_config": _health(merge_s=0.0),
     }
     alone = [_pickers(settings, picker_cluster(picker), (picker,)) for picker in settings.pickers]
     return [_pool(settings), pickers, *alone]
+
+
+def _health(merge_s: float) -> Document:
+    # By default Envoy keeps a change of health from its workers for a second.  With no healthy member at all, all are tried.
+    return {"healthy_panic_threshold": {"value": 1}, "update_merge_window": seconds(merge_s)}
 
 
 def _breakers(limit: int, **extra: Any) -> Document:
@@ -79,7 +84,7 @@ def _pool(settings: EnvoySettings) -> Document:
             "max_ejection_time": "30s",
             "max_ejection_percent": 50,
         },
-        common_lb_config={"healthy_panic_threshold": {"value": 1}},
+        common_lb_config=_health(merge_s=0.1),
         typed_extension_protocol_options=_protocol(
             {"explicit_http_config": {"http_protocol_options": {}}, "http_filters": _engine_filters(settings)},
             # Shorter than the keep-alive of engines (uvicorn: 5 s), or a reused connection dies under a request.

@@ -69,8 +69,8 @@ def _picker(settings: EnvoySettings) -> Document:
             "request_trailer_mode": "SKIP",
             "response_header_mode": "SKIP",
             "response_body_mode": "NONE",
-            # No trailers ever come from HTTP/1 engines, but awaiting them keeps the picker's stream open to the end of every
-            # request, with or without a body, so that its end is the request's.
+            # HTTP/1 engines' trailers are dropped, so none ever come; awaiting them keeps the picker's stream open to
+            # the end of every request, with or without a body.
             "response_trailer_mode": "SEND",
         },
         mutation_rules={"allow_envoy": True},

@@ -30,8 +30,8 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 5.0
 _STEADY_S = 30.0
 _ACTIVE = "http.public.downstream_rq_active"
 
-# Becomes Envoy after asking the kernel to kill it when the supervisor dies, however that happens.  A process of its own,
-# since code between fork and exec is not safe beside gRPC's threads.
+# Becomes Envoy after asking the kernel to kill it when the supervisor dies, however that happens.  A program of its
+# own, since code between fork and exec is not safe beside gRPC's threads.
 _LAUNCHER = """
 import ctypes, os, sys
 PR_SET_PDEATHSIG, SIGKILL = 1, 9

@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import grpc
@@ -138,15 +138,6 @@ class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServi
             self.records += decode_records(message)
         return als_pb2.StreamAccessLogsResponse()
 
-    async def record(self, match: Callable[[Record], bool], timeout_s: float = 10.0) -> Record:
-        """Wait for a record."""
-        async with asyncio.timeout(timeout_s):
-            while True:
-                for one in self.records:
-                    if match(one):
-                        return one
-                await asyncio.sleep(0.02)
-
 
 async def serve_alone(picker_id: str, path: str) -> None:
     """Serve as a process of its own."""
@@ -184,9 +175,9 @@ class TinyEngine:
     async def start(self, ssl: Any = None, port: int = 0) -> None:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{tail:.*}", self.handle)
-        self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=ssl, shutdown_timeout=0.1)
+        site = web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=ssl)
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
@@ -234,6 +225,20 @@ async def sse(request: web.Request, events: list[Any], gap_s: float = 0.0, cut: 
     return answer
 
 
+class Answer(NamedTuple):
+    """What a client got."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error of an OpenAI body."""
+        assert self.headers["Content-Type"].startswith("application/json")
+        return dict(json.loads(self.body)["error"])
+
+
 class Rig:
     """Envoy, pickers, engines, and a client."""
 
@@ -249,6 +254,55 @@ class Rig:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.settings.port}"
+
+    async def forget(self) -> None:
+        """Start a test without what earlier ones left; their late records are told apart by path."""
+        async with asyncio.timeout(10):
+            while any(picker.open_streams for picker in self.pickers):
+                await asyncio.sleep(0.01)
+        for picker in self.pickers:
+            picker.seen.clear()
+            picker.bodies.clear()
+            picker.records.clear()
+            picker.ended.clear()
+            picker.hold, picker.default_pick = None, ""
+        for engine in self.engines:
+            engine.requests.clear()
+            engine.hits = engine.aborted = 0
+
+    @property
+    def records(self) -> list[Record]:
+        """What all pickers got."""
+        return [record for picker in self.pickers for record in picker.records]
+
+    async def record(self, path: str, count: int = 1) -> Record:
+        """Wait for the `count`-th record of `path`."""
+        async with asyncio.timeout(10):
+            while True:
+                found = [record for record in self.records if record.path == path]
+                if len(found) >= count:
+                    return found[-1]
+                await asyncio.sleep(0.02)
+
+    async def record_unseen(self) -> Record:
+        """Wait for the record of a request that the picker had not answered."""
+        async with asyncio.timeout(10):
+            while not (found := [record for record in self.records if not record.request_id]):
+                await asyncio.sleep(0.02)
+            return found[0]
+
+    async def send(self, path: str, pick: str = "", body: bytes = b"{}", method: str = "POST", **more: str) -> Answer:
+        """Send one request; `more` are headers with `_` for `-`."""
+        headers = {"x-test-pick": pick, **{key.replace("_", "-"): value for key, value in more.items()}}
+        async with self.client.request(method, self.url + path, data=body or None, headers=headers) as answer:
+            return Answer(answer.status, dict(answer.headers), await answer.read())
+
+    async def raw(self, text: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection and send bytes as they are."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.settings.port)
+        writer.write(text)
+        await writer.drain()
+        return reader, writer
 
     async def fleet(self, *addresses: str | EndpointAddress) -> None:
         members = [one if isinstance(one, EndpointAddress) else EndpointAddress(address=one) for one in addresses]
