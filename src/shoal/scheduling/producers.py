@@ -159,8 +159,8 @@ class TokenProducer(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.vllm is not None or self.model_name:
             raise ValueError(
-                f"{'vllm' if self.vllm is not None else 'modelName'} asks for exact tokens from a vLLM server, which "
-                "this version does not have; remove it to estimate them: see docs/config.md#not-yet"
+                f"{'vllm' if self.vllm is not None else 'modelName'}: token-producer with exact tokens from a vLLM "
+                "server is not in this version of Shoal; remove it to estimate them: see docs/config.md#not-yet"
             )
 
 

@@ -1,0 +1,242 @@
+"""From the text of a configuration file to what the router and the hosts run with.
+
+Owns which documents a file may hold, the rules of llm-d's EndpointPickerConfig (defaults, profiles, references) and
+the effective configuration.  How a value is read is `documents`; which fields exist is `pickerfile` and `settings`.
+Reads no file: a host gives the text.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import yaml
+
+from shoal.routing.documents import Reader, compose
+from shoal.routing.pickerfile import (
+    DataLayer,
+    ObjectiveDocument,
+    PickerDocument,
+    RewriteDocument,
+    RewriteTarget,
+)
+from shoal.routing.policies import ConfiguredPlugin, Plugins, build_policy
+from shoal.routing.settings import PoolSettings
+from shoal.scheduling import Policy, Registry, installed
+from shoal.scheduling.producers import ApproxPrefixCacheProducer, FileDiscovery, InflightLoadProducer
+
+NOT_YET = "docs/config.md#not-yet"
+_PICKER_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+_OBJECT_VERSIONS = ("llm-d.ai/v1alpha2", "inference.networking.x-k8s.io/v1alpha2")
+_VERSIONS = {
+    "EndpointPickerConfig": _PICKER_VERSIONS,
+    "InferenceModelRewrite": _OBJECT_VERSIONS,
+    "InferenceObjective": _OBJECT_VERSIONS,
+    "Pool": ("shoal.dev/v1alpha1",),
+}
+_GATES = ("flowControl", "haPopulateNonLeaderDatastore")
+
+
+class PoolDocument(PoolSettings, frozen=True, kw_only=True):
+    """`kind: Pool`: the settings, and what says that they are."""
+
+    api_version: str = msgspec.field(name="apiVersion")
+    kind: str = "Pool"
+    metadata: object = None
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated configuration.
+
+    policy: how requests are placed.  plugins: all configured ones, in file order.  prefix, inflight: parameters of
+    these producers, the defaults where the file names none.  discovery: the endpoints file that the configuration
+    names, None for none.  pool: host settings.  stated: paths of `pool` that the file gives, as `listen.port`, so
+    that a flag knows whether it overrides.  rewrites: model name ("" for any) -> weighted targets.  objectives: name
+    -> priority.  request_headers: lower-case names that plugins read.  warnings: lines for the operator.
+    """
+
+    policy: Policy
+    plugins: tuple[ConfiguredPlugin, ...]
+    prefix: ApproxPrefixCacheProducer
+    inflight: InflightLoadProducer
+    discovery: FileDiscovery | None
+    pool: PoolSettings
+    stated: tuple[str, ...]
+    rewrites: Mapping[str, tuple[RewriteTarget, ...]]
+    objectives: Mapping[str, int]
+    data_layer: DataLayer
+    request_headers: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+class _Documents:
+    """The documents of a file, each read by a reader of its own."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.picker: tuple[PickerDocument, Reader] | None = None
+        self.pool: tuple[PoolDocument, Reader] | None = None
+        self.rewrites: list[RewriteDocument] = []
+        self.objectives: list[ObjectiveDocument] = []
+        self.warnings: list[str] = []
+
+    def take(self, root: yaml.MappingNode) -> None:
+        reader = Reader(self.source)
+        reader.at("", root)
+        match _kind(root, reader):
+            case "EndpointPickerConfig":
+                self._single(self.picker, reader)
+                self.picker = (reader.struct(root, PickerDocument, ""), reader)
+            case "Pool":
+                self._single(self.pool, reader)
+                self.pool = (reader.struct(root, PoolDocument, ""), reader)
+            case "InferenceModelRewrite":
+                self.rewrites.append(reader.struct(root, RewriteDocument, ""))
+            case "InferenceObjective":
+                self.objectives.append(reader.struct(root, ObjectiveDocument, ""))
+        if self.picker is None or reader is not self.picker[1]:
+            self.warnings += reader.warnings
+
+    @staticmethod
+    def _single(earlier: object, reader: Reader) -> None:
+        if earlier is not None:
+            raise reader.error("kind", "stands twice in this file; there may be one")
+
+
+def _kind(root: yaml.MappingNode, reader: Reader) -> str:
+    """Return the kind of a document, after checking that it and its version are known."""
+    given = {key.value: value for key, value in root.value}
+    for key, node in given.items():
+        if key in ("kind", "apiVersion"):
+            reader.at(key, node)
+    kind = getattr(given.get("kind"), "value", "")
+    if kind not in _VERSIONS:
+        raise reader.error("kind", f"must be one of {', '.join(_VERSIONS)}, got {str(kind)[:80]!r}")
+    version = getattr(given.get("apiVersion"), "value", "")
+    if version not in _VERSIONS[kind]:
+        raise reader.error("apiVersion", f"of {kind} must be {' or '.join(_VERSIONS[kind])}, got {str(version)[:80]!r}")
+    return str(kind)
+
+
+def load(text: str, source: str, registry: Registry | None = None) -> RouterConfig:
+    """Read a configuration.  Empty text gives the defaults.
+
+    source: file name for errors.  registry: the plugins that a file may name; all that are installed by default.
+    Raises ConfigError with path and line for the first thing that is wrong.
+    """
+    documents = _Documents(source)
+    for root in compose(text, source):
+        documents.take(root)
+    blank = PickerDocument(api_version=_PICKER_VERSIONS[0], kind="EndpointPickerConfig")
+    picker, reader = documents.picker or (blank, Reader(source))
+    pool, pool_reader = documents.pool or (PoolSettings(), Reader(source))
+    plugins = Plugins(registry or installed(), reader)
+    for at, spec in enumerate(picker.plugins):
+        plugins.add(spec, f"plugins[{at}]")
+    _check_gates(picker, reader)
+    plugins.connect()
+    policy = build_policy(picker.scheduling_profiles, plugins, reader, pool.retries.fallbacks)
+    discovery = _check_references(picker, plugins, reader)
+    settings = PoolSettings(**{name: getattr(pool, name) for name in PoolSettings.__struct_fields__})
+    return RouterConfig(
+        policy=policy,
+        plugins=plugins.configured,
+        prefix=plugins.only(ApproxPrefixCacheProducer) or ApproxPrefixCacheProducer(),
+        inflight=plugins.only(InflightLoadProducer) or InflightLoadProducer(),
+        discovery=discovery,
+        pool=settings,
+        stated=pool_reader.stated(""),
+        rewrites=_rewrites(documents.rewrites),
+        objectives={document.metadata.name: document.spec.priority for document in documents.objectives},
+        data_layer=picker.data_layer,
+        request_headers=plugins.request_headers(),
+        warnings=(*reader.warnings, *documents.warnings),
+    )
+
+
+def _check_gates(picker: PickerDocument, reader: Reader) -> None:
+    for at, gate in enumerate(picker.feature_gates):
+        path = f"featureGates[{at}]"
+        name, _, value = gate.partition("=")
+        if name not in _GATES:
+            raise reader.error(path, f"unknown gate {name}, known are {', '.join(_GATES)}")
+        if value not in ("", "true", "false"):
+            raise reader.error(path, f"must be {name}, {name}=true or {name}=false")
+        if name == "flowControl" and value != "false":
+            raise reader.error(path, f"flow control is not in this version of Shoal: see {NOT_YET}")
+
+
+def _check_references(picker: PickerDocument, plugins: Plugins, reader: Reader) -> FileDiscovery | None:
+    """Check what names a plugin outside the profiles; return the discovery that the file asks for."""
+    for at, given in enumerate(picker.data_layer.sources):
+        plugins.get(given.plugin_ref, f"dataLayer.sources[{at}].pluginRef")
+        for nth, extractor in enumerate(given.extractors):
+            plugins.get(extractor.plugin_ref, f"dataLayer.sources[{at}].extractors[{nth}].pluginRef")
+    for at, parser in enumerate(picker.request_handler.parsers):
+        plugins.get(parser.plugin_ref, f"requestHandler.parsers[{at}].pluginRef")
+    if picker.data_layer.peer_discovery is not None or picker.data_layer.cross_replica_syncer_plugin_ref:
+        field = "peerDiscovery" if picker.data_layer.peer_discovery else "crossReplicaSyncerPluginRef"
+        raise reader.error(f"dataLayer.{field}", f"sharing between replicas is not in this version: see {NOT_YET}")
+    if picker.data_layer.discovery is None:
+        return None
+    path = "dataLayer.discovery.pluginRef"
+    discovery = plugins.get(picker.data_layer.discovery.plugin_ref, path).plugin
+    if not isinstance(discovery, FileDiscovery):
+        raise reader.error(path, "must name a plugin of type file-discovery")
+    return discovery
+
+
+def _rewrites(documents: list[RewriteDocument]) -> dict[str, tuple[RewriteTarget, ...]]:
+    """Return targets by exact name, "" for any; of several rules for a name the older object's first one holds."""
+    found: dict[str, tuple[RewriteTarget, ...]] = {}
+    for document in sorted(documents, key=lambda each: str(each.metadata.creation_timestamp or "~")):
+        for rule in document.spec.rules:
+            for name in [match.model.value if match.model else "" for match in rule.matches] or [""]:
+                found.setdefault(name, rule.targets)
+    return found
+
+
+# ------------------------------------------------------------------ the effective configuration
+
+
+def effective(config: RouterConfig) -> str:
+    """Return the configuration as YAML documents with every default filled in; `load` reads it back to the same."""
+    documents: list[dict[str, Any]] = [_picker_document(config), _pool_document(config)]
+    for name, targets in config.rewrites.items():
+        matches = {"matches": [{"model": {"type": "Exact", "value": name}}]} if name else {}
+        rules = [{**matches, "targets": msgspec.to_builtins(targets)}]
+        documents.append(_object("InferenceModelRewrite", f"rewrite-{len(documents) - 1}", {"rules": rules}))
+    for name, priority in config.objectives.items():
+        documents.append(_object("InferenceObjective", name, {"priority": priority}))
+    return yaml.safe_dump_all(documents, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
+
+
+def _picker_document(config: RouterConfig) -> dict[str, Any]:
+    profile = config.policy.profile
+    weights = {named.name: named.weight for named in profile.scorers}
+    references = [
+        {"pluginRef": named.name} | ({"weight": weights[named.name]} if named.name in weights else {})
+        for named in profile.plugins()
+    ]
+    data_layer = _without_blanks(msgspec.to_builtins(config.data_layer))
+    data_layer["crossReplicaSyncInterval"] = f"{config.data_layer.cross_replica_sync_interval:g}s"
+    return {
+        "apiVersion": _PICKER_VERSIONS[0],
+        "kind": "EndpointPickerConfig",
+        "plugins": [plugin.as_document() for plugin in config.plugins],
+        "schedulingProfiles": [{"name": profile.name, "plugins": references}],
+        "dataLayer": data_layer,
+    }
+
+
+def _pool_document(config: RouterConfig) -> dict[str, Any]:
+    # Read-only mappings are no builtin type, so the hook makes them dicts.
+    settings = msgspec.to_builtins(config.pool, enc_hook=dict)
+    return {"apiVersion": "shoal.dev/v1alpha1", "kind": "Pool", **settings}
+
+
+def _without_blanks(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if item not in (None, "")}
+
+
+def _object(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": _OBJECT_VERSIONS[0], "kind": kind, "metadata": {"name": name}, "spec": spec}

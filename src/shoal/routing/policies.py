@@ -1,0 +1,176 @@
+"""From configured plugins and profiles to the policy of the scheduler, by llm-d's rules.
+
+Owns the making of plugins by name, the references between them, and what a profile gets when the file leaves
+something out.
+"""
+
+import difflib
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from shoal.routing.documents import Reader
+from shoal.routing.pickerfile import PluginSpec, ProfileSpec, WeightedRef
+from shoal.scheduling import Filter, Named, Picker, Policy, Profile, Registry, Scorer
+from shoal.scheduling.expected_wait import ExpectedWaitScorer
+from shoal.scheduling.handlers import SingleProfileHandler
+from shoal.scheduling.pickers import MaxScorePicker
+from shoal.scheduling.plugin import Connected, Deprecated, Ignored, Listening, Ref
+from shoal.scheduling.schema import parameters
+
+T = TypeVar("T")
+DEFAULT_PROFILE = "default"
+
+
+class ConfiguredPlugin(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin under its name.  parameters: each by its key in a file, defaults included."""
+
+    name: str
+    type: str
+    parameters: dict[str, Any]
+    plugin: Any
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the entry of a file that makes the same plugin, without parameters that it is better without."""
+        document: dict[str, Any] = {"type": self.type}
+        if self.name != self.type:
+            document["name"] = self.name
+        values = {}
+        for parameter in parameters(type(self.plugin)):
+            value = self.parameters[parameter.key]
+            is_outdated = any(isinstance(mark, Deprecated | Ignored) for mark in parameter.marks)
+            if value is not None and not (is_outdated and value == parameter.default):
+                values[parameter.key] = msgspec.to_builtins(value, enc_hook=dict)
+        return document | ({"parameters": values} if values else {})
+
+
+class Plugins:
+    """The plugins of one file, by name, in file order."""
+
+    def __init__(self, registry: Registry, reader: Reader) -> None:
+        self._registry = registry
+        self._reader = reader
+        self._by_name: dict[str, ConfiguredPlugin] = {}
+        self._paths: dict[str, str] = {}
+
+    @property
+    def configured(self) -> tuple[ConfiguredPlugin, ...]:
+        """All of them, in order."""
+        return tuple(self._by_name.values())
+
+    def add(self, spec: PluginSpec, path: str) -> None:
+        """Make the plugin of `spec`, which stands at `path`."""
+        cls = self._registry.find(spec.type)
+        if cls is None:
+            raise self._reader.error(f"{path}.type", self._registry.complaint(spec.type))
+        if better := self._registry.replacement(spec.type):
+            self._reader.warn(f"{path}.type", f"{spec.type} is deprecated: use {better}")
+        name = spec.name or spec.type
+        if name in self._by_name:
+            raise self._reader.error(f"{path}.{'name' if spec.name else 'type'}", f"a plugin is already named {name}")
+        plugin, values = self._reader.plugin(spec.parameters, cls, f"{path}.parameters")  # type: ignore[arg-type]
+        self._by_name[name] = ConfiguredPlugin(name=name, type=cls.type, parameters=values, plugin=plugin)
+        self._paths[name] = path
+
+    def add_default(self, cls: type[Any]) -> ConfiguredPlugin:
+        """Add a plugin that the file leaves out, with its defaults, and return it."""
+        plugin, values = self._reader.plugin(None, cls, "")
+        name = cls.type if cls.type not in self._by_name else f"{cls.type}-default"
+        added = self._by_name[name] = ConfiguredPlugin(name=name, type=cls.type, parameters=values, plugin=plugin)
+        return added
+
+    def get(self, name: str, path: str) -> ConfiguredPlugin:
+        """Return the plugin that the reference at `path` names."""
+        found = self._by_name.get(name)
+        if found is None:
+            near = difflib.get_close_matches(name, self._by_name, n=2)
+            hint = f", did you mean {' or '.join(near)}?" if near else ": it must stand under plugins"
+            raise self._reader.error(path, f"no plugin is named {name!r}{hint}")
+        return found
+
+    def only(self, cls: type[T]) -> T | None:
+        """Return the first plugin of `cls`, None without one."""
+        return next((each.plugin for each in self._by_name.values() if isinstance(each.plugin, cls)), None)
+
+    def connect(self) -> None:
+        """Check the references between plugins, and tell those that want to know."""
+        instances = {name: each.plugin for name, each in self._by_name.items()}
+        for each in self.configured:
+            for parameter in parameters(type(each.plugin)):
+                for mark in parameter.marks:
+                    if isinstance(mark, Ref):
+                        self._check(each, parameter.key, mark)
+            if isinstance(each.plugin, Connected):
+                each.plugin.connect(instances)
+
+    def _check(self, plugin: ConfiguredPlugin, key: str, mark: Ref) -> None:
+        name = plugin.parameters[key]
+        if not name or (name == mark.type and name not in self._by_name):
+            return
+        path = f"{self._paths[plugin.name]}.parameters.{key}"
+        if (found := self.get(name, path)).type != mark.type:
+            raise self._reader.error(path, f"must name a plugin of type {mark.type}, {name} is a {found.type}")
+
+    def request_headers(self) -> tuple[str, ...]:
+        """Return the request headers that the plugins read, sorted."""
+        listening = [each.plugin for each in self._by_name.values() if isinstance(each.plugin, Listening)]
+        return tuple(sorted({header for plugin in listening for header in plugin.request_headers()}))
+
+
+def build_policy(specs: tuple[ProfileSpec, ...], plugins: Plugins, reader: Reader, fallbacks: int) -> Policy:
+    """Return the policy of the profiles in `specs`; without any, one of all configured plugins in file order."""
+    names = [spec.name for spec in specs]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise reader.error(f"schedulingProfiles[{at}].name", f"a profile is already named {name}")
+    handlers = [each for each in plugins.configured if isinstance(each.plugin, SingleProfileHandler)]
+    if len(handlers) > 1:
+        raise reader.error("plugins", f"one profile handler is allowed, got {' and '.join(h.name for h in handlers)}")
+    if len(specs) > 1:
+        raise reader.error(
+            "schedulingProfiles[1]",
+            "several profiles need a profile handler that is not in this version of Shoal: see docs/config.md#not-yet",
+        )
+    if not specs:
+        specs = (_default_profile(plugins),)
+    if not handlers:
+        plugins.add_default(SingleProfileHandler)
+    return Policy(_profile(specs[0], plugins, reader), fallbacks)
+
+
+def _default_profile(plugins: Plugins) -> ProfileSpec:
+    """Return the profile of all configured plugins, or Shoal's own when none of them takes part in a profile."""
+    parts = [each for each in plugins.configured if isinstance(each.plugin, Filter | Scorer | Picker)]
+    if not parts:
+        parts = [plugins.add_default(ExpectedWaitScorer)]
+    return ProfileSpec(name=DEFAULT_PROFILE, plugins=tuple(WeightedRef(plugin_ref=each.name) for each in parts))
+
+
+def _profile(spec: ProfileSpec, plugins: Plugins, reader: Reader) -> Profile:
+    filters: list[Named[Filter]] = []
+    scorers: list[Named[Scorer]] = []
+    pickers: list[Named[Picker]] = []
+    for at, reference in enumerate(spec.plugins):
+        path = f"schedulingProfiles[0].plugins[{at}]"
+        plugin = plugins.get(reference.plugin_ref, f"{path}.pluginRef").plugin
+        weight = 1.0 if reference.weight is None else reference.weight
+        if weight < 0 or math.isinf(weight):
+            raise reader.error(f"{path}.weight", f"must be 0 or more, got {weight:g}")
+        if isinstance(plugin, Filter):
+            filters.append(Named(reference.plugin_ref, plugin))
+        if isinstance(plugin, Scorer):
+            scorers.append(Named(reference.plugin_ref, plugin, weight))
+        elif reference.weight is not None:
+            reader.warn(f"{path}.weight", f"has no effect: {reference.plugin_ref} is no scorer")
+        if isinstance(plugin, Picker):
+            pickers.append(Named(reference.plugin_ref, plugin))
+        if not isinstance(plugin, Filter | Scorer | Picker | SingleProfileHandler):
+            reader.warn(f"{path}.pluginRef", f"has no effect: {reference.plugin_ref} takes no part in a profile")
+        if len(pickers) > 1:
+            raise reader.error(f"{path}.pluginRef", f"a profile has one picker, {pickers[0].name} is one already")
+    if not pickers:
+        found = next((each for each in plugins.configured if isinstance(each.plugin, Picker)), None)
+        picker = found or plugins.add_default(MaxScorePicker)
+        pickers.append(Named(picker.name, picker.plugin))
+    return Profile(spec.name, tuple(filters), tuple(scorers), pickers[0])

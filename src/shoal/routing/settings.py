@@ -1,0 +1,200 @@
+"""Settings of the pool that llm-d keeps elsewhere: the document `kind: Pool` of `shoal.dev/v1alpha1`.
+
+Frozen values with their defaults, each with its meaning and unit.  The router reads a few (index, ejection,
+aliases); the rest is for the hosts.  How a file becomes these is `config`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+import msgspec
+
+from shoal.routing.documents import Quantity
+
+MiB = 1024 * 1024
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def _not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
+
+
+def _port(name: str, port: int) -> None:
+    if not 0 <= port <= 65_535:
+        raise ValueError(f"{name} must be 0 to 65535, got {port}")
+
+
+class Listen(msgspec.Struct, frozen=True, kw_only=True):
+    """Where clients connect."""
+
+    host: Annotated[str, "address to bind; the default is reachable from this machine only"] = "127.0.0.1"
+    port: Annotated[int, "public port; 0 takes a free one"] = 8080
+
+    def __post_init__(self) -> None:
+        _port("port", self.port)
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True):
+    """TLS on the public listener; both files are read again when they change."""
+
+    cert: Annotated[str, "PEM file with the certificate chain"]
+    key: Annotated[str, "PEM file with the private key"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients may take."""
+
+    max_body_bytes: Annotated[
+        int, "larger request bodies get 413; fits the longest prompts with images", Quantity()
+    ] = 64 * MiB
+    max_buffered_bytes: Annotated[
+        int, "all request bodies held at once; above it new ones wait or get 503", Quantity()
+    ] = 1024 * MiB
+    request_timeout_s: Annotated[float, "from the first byte of a request to its last, so slow uploads end"] = 300.0
+    max_connections: Annotated[int, "open client connections; more are closed at once"] = 50_000
+    max_stream_duration_s: Annotated[
+        float, "longest life of one request; 0 for no limit, since answers may be long"
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        _positive(
+            max_body_bytes=self.max_body_bytes,
+            max_buffered_bytes=self.max_buffered_bytes,
+            request_timeout_s=self.request_timeout_s,
+            max_connections=self.max_connections,
+        )
+        _not_negative(max_stream_duration_s=self.max_stream_duration_s)
+
+
+class Retries(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to a request that failed before its response head."""
+
+    attempts: Annotated[int, "further tries after the first, each on the next endpoint; 0 for none"] = 2
+    budget_ratio: Annotated[
+        float, "share of the requests in flight that may be retries, so that a broken pool is not hit twice as hard"
+    ] = 0.2
+    fallbacks: Annotated[int, "endpoints named after the chosen one, the next best by score"] = 2
+
+    def __post_init__(self) -> None:
+        _not_negative(attempts=self.attempts, fallbacks=self.fallbacks)
+        if not 0 <= self.budget_ratio <= 1:
+            raise ValueError(f"budget_ratio must be 0 to 1, got {self.budget_ratio}")
+
+
+class Auth(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may send requests."""
+
+    keys_file: Annotated[str, "file of hashed API keys, read again when it changes; empty lets everyone in"] = ""
+
+
+class Backend(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine, or all engines behind one DNS name."""
+
+    url: Annotated[str, "base URL, http or https"]
+    name: Annotated[str, "how status and metrics call it; its address by default"] = ""
+    api_key_file: Annotated[str, "file with the key that the engine wants"] = ""
+    api_key_env: Annotated[str, "environment variable with that key"] = ""
+    ca_file: Annotated[str, "PEM file that signs the engine's certificate; the system's by default"] = ""
+    engine: Annotated[
+        Literal["vllm", "sglang", "trtllm-serve", "shoal"] | None, "whose metric names it has; found out by default"
+    ] = None
+    labels: Annotated[Mapping[str, str], "labels for filters, as llm-d.ai/role"] = MappingProxyType({})
+    models: Annotated[tuple[str, ...], "models it serves; asked from its /v1/models by default"] = ()
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, got {self.url[:80]!r}")
+        if self.api_key_file and self.api_key_env:
+            raise ValueError("api_key_env and api_key_file cannot both be set")
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """The index of who holds which prefix."""
+
+    budget_bytes: Annotated[int, "hard limit of its memory; the least recently used entries go first", Quantity()] = (
+        64 * MiB
+    )
+
+    def __post_init__(self) -> None:
+        if self.budget_bytes < MiB:
+            raise ValueError(f"budget_bytes must be at least 1Mi, got {self.budget_bytes}")
+
+
+class Ejection(msgspec.Struct, frozen=True, kw_only=True):
+    """When an engine that fails gets no requests for a while."""
+
+    failures: Annotated[int, "failures in a row that eject it"] = 3
+    base_s: Annotated[float, "first ejection; each further one is twice as long"] = 5.0
+    max_s: Annotated[float, "longest ejection"] = 60.0
+
+    def __post_init__(self) -> None:
+        _positive(failures=self.failures, base_s=self.base_s, max_s=self.max_s)
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The metrics page of the pool, on the loopback, never on the public port."""
+
+    port: Annotated[int, "its port; 0 for none"] = 9090
+
+    def __post_init__(self) -> None:
+        _port("port", self.port)
+
+
+class Journal(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of every event and decision, for `shoal replay`; holds block hashes and counts, no prompt text."""
+
+    path: Annotated[str, "directory; empty for no journal"] = ""
+    max_bytes: Annotated[int, "size of one file, after which the next begins", Quantity()] = 64 * MiB
+    files: Annotated[int, "files kept per worker; the oldest is removed"] = 4
+
+    def __post_init__(self) -> None:
+        _positive(max_bytes=self.max_bytes, files=self.files)
+
+
+class Tracing(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenTelemetry traces by OTLP over HTTP."""
+
+    otlp_endpoint: Annotated[str, "URL of the collector; empty for no traces"] = ""
+    sample_ratio: Annotated[float, "share of requests traced when the client's own trace does not decide"] = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sample_ratio <= 1:
+            raise ValueError(f"sample_ratio must be 0 to 1, got {self.sample_ratio}")
+
+
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything around the decisions: listener, limits, backends, records."""
+
+    listen: Annotated[Listen, "where clients connect"] = Listen()
+    tls: Annotated[Tls | None, "TLS of the listener; none by default"] = None
+    limits: Annotated[Limits, "what clients may take"] = Limits()
+    usage: Annotated[
+        Literal["observe", "inject"],
+        "observe reads the usage that engines send; inject asks streams for it, and then clients see it too",
+    ] = "observe"
+    failure_mode: Annotated[
+        Literal["open", "closed"],
+        "while no picker runs: open lets Envoy balance new requests by itself, closed answers 503",
+    ] = "open"
+    retries: Annotated[Retries, "after a failure before the response head"] = Retries()
+    auth: Annotated[Auth, "who may send requests"] = Auth()
+    backends: Annotated[tuple[Backend, ...], "engines, beside those of the command line"] = ()
+    aliases: Annotated[Mapping[str, str], "name that clients may use: name that engines serve"] = MappingProxyType({})
+    forward_client_key: Annotated[bool, "send the client's own key to engines that have none configured"] = False
+    index: Annotated[Index, "prefix index"] = Index()
+    ejection: Annotated[Ejection, "of engines that fail"] = Ejection()
+    metrics: Annotated[Metrics, "metrics page"] = Metrics()
+    journal: Annotated[Journal, "record of decisions"] = Journal()
+    tracing: Annotated[Tracing, "OpenTelemetry"] = Tracing()
+    drain_timeout_s: Annotated[float, "longest wait for requests in flight when the pool stops"] = 30.0
+
+    def __post_init__(self) -> None:
+        _not_negative(drain_timeout_s=self.drain_timeout_s)
