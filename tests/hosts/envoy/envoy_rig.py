@@ -5,6 +5,7 @@ The picker names the engine that the request's `x-test-pick` header lists; engin
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 import sys
@@ -294,7 +295,8 @@ class Rig:
     async def send(self, path: str, pick: str = "", body: bytes = b"{}", method: str = "POST", **more: str) -> Answer:
         """Send one request; `more` are headers with `_` for `-`."""
         headers = {"x-test-pick": pick, **{key.replace("_", "-"): value for key, value in more.items()}}
-        async with self.client.request(method, self.url + path, data=body or None, headers=headers) as answer:
+        data = io.BytesIO(body) if body else None
+        async with self.client.request(method, self.url + path, data=data, headers=headers) as answer:
             return Answer(answer.status, dict(answer.headers), await answer.read())
 
     async def raw(self, text: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -303,6 +305,18 @@ class Rig:
         writer.write(text)
         await writer.drain()
         return reader, writer
+
+    async def raw_answer(self, text: bytes) -> Answer:
+        """Send bytes as they are and read one answer with a declared length."""
+        reader, writer = await self.raw(text)
+        async with asyncio.timeout(10):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {name.title(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+            body = await reader.readexactly(int(headers["Content-Length"]))
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        return Answer(int(head[0].split()[1]), headers, body)
 
     async def fleet(self, *addresses: str | EndpointAddress) -> None:
         members = [one if isinstance(one, EndpointAddress) else EndpointAddress(address=one) for one in addresses]

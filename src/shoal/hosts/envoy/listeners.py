@@ -13,6 +13,7 @@ from shoal.hosts.envoy.settings import EnvoySettings
 from shoal.hosts.envoy.typed import Document, extension, seconds, typed
 
 _STREAM_WINDOW = 1024 * 1024
+_CONNECTION_BUFFER = 1024 * 1024
 
 
 def listeners(settings: EnvoySettings) -> list[Document]:
@@ -25,8 +26,8 @@ def listeners(settings: EnvoySettings) -> list[Document]:
             "config.listener.v3.Listener",
             name="public",
             address={"socket_address": {"address": settings.host, "port_value": settings.port}},
-            # Bodies may be larger: routes raise the limit for requests that a filter holds.
-            per_connection_buffer_limit_bytes=1024 * 1024,
+            # Routes raise this for a request that a filter holds whole; they cannot lower it.
+            per_connection_buffer_limit_bytes=min(settings.limits.max_body_bytes, _CONNECTION_BUFFER),
             enable_reuse_port=True,
             tcp_backlog_size=4096,
             filter_chains=[chain],

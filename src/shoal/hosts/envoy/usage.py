@@ -54,7 +54,10 @@ def _rule(key: str, path: tuple[str, ...]) -> Document:
 
 def usage_filters(settings: EnvoySettings) -> list[Document]:
     """Return the filters that read usage from plain JSON answers and from event streams."""
-    json_rules = {"rules": [_rule(key, path) for key, path in _PATHS]}
+    json_rules = {
+        "rules": [_rule(key, path) for key, path in _PATHS],
+        "allow_content_types_regex": {"regex": r"application/json(\s*;.*)?"},
+    }
     stream_rules = [{"rule": _rule(key, path)} for key, path in _PATHS + _STREAM_PATHS]
     parser = {
         "name": "json",
