@@ -2,21 +2,21 @@
 
 import msgspec
 
-from shoal.pool import Refusal
+from shoal.pool import Api, Outcome, Refusal
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
     """Send the request to the first endpoint; on a retry walk the list in order.
 
-    endpoints: addresses `ip:port`.  headers: to set on the upstream request.  response_headers: to add for the client.
-    model: rewritten model name for the body, "" when the body goes as it came.
+    endpoints: addresses `ip:port`.  response_headers: to add to the client's answer.  model: rewritten model name for
+    the body, "" when the body goes as it came.  retry_allowed: whether another endpoint may be tried.
     """
 
     request_id: str
     endpoints: tuple[str, ...]
-    headers: tuple[tuple[str, str], ...] = ()
     response_headers: tuple[tuple[str, str], ...] = ()
     model: str = ""
+    retry_allowed: bool = True
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
@@ -24,12 +24,32 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
 
     request_id: str
     refusal: Refusal
+    api: Api = Api.OTHER
 
 
-class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """The set of endpoints that the data plane may use by itself (fail-open) changed."""
+class Account(msgspec.Struct, frozen=True, tag="account"):
+    """A forwarded request is closed: log it, count it, end its trace.  Holds no prompt text.
 
-    addresses: tuple[str, ...]
+    endpoint_id: who served, "" when nobody did.  predicted_cached_tokens: what the index promised at dispatch.
+    queue_s: arrival to dispatch.  is_moved: another endpoint than the chosen one served it.
+    is_recorded: False when the record never came and `outcome` is empty.
+    """
+
+    request_id: str
+    client_id: str
+    api: Api
+    model: str
+    target_model: str
+    tenant_id: str
+    endpoint_id: str
+    is_streaming: bool
+    arrived_at: float
+    queue_s: float
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    outcome: Outcome
+    is_moved: bool = False
+    is_recorded: bool = True
 
 
-Command = Forward | Refuse | Offer
+Command = Forward | Refuse | Account

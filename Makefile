@@ -1,0 +1,55 @@
+# Everything runs in .venv, made on first use.  PYTHON picks the interpreter it is made from (3.11 or newer).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-fast lint types layers format check bench bars docs clean
+
+help:  ## Show the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet -e . --group dev
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## Start a pool of 4 engines and compare round-robin with cache-aware routing
+	@$(BIN)/shoal demo
+
+test: $(STAMP)  ## Everything that CI runs: lint, types, layers, and every test
+	@$(MAKE) --no-print-directory lint types layers
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not e2e"
+	$(BIN)/python -m pytest -q -m e2e
+
+test-fast: $(STAMP)  ## Only the tests that start no processes
+	$(BIN)/python -m pytest -q -n 2 -m "not e2e"
+
+lint: $(STAMP)  ## Style and format
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+
+format: $(STAMP)  ## Put the code in format
+	$(BIN)/ruff check --fix src tests bench
+	$(BIN)/ruff format src tests bench
+
+types: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+layers: $(STAMP)  ## Who may import whom
+	$(BIN)/lint-imports
+
+check: lint types layers  ## The checks without the tests
+
+bench: $(STAMP)  ## Measure this machine: latency, CPU per request, decisions, index
+	$(BIN)/python -m bench
+
+bars: $(STAMP)  ## Run the bars: make bars PART=1, or make bars ID=router.cpu-small
+	$(BIN)/python -m bench.bars $(if $(ID),--id $(ID)) $(if $(PART),--part $(PART))
+
+docs: $(STAMP)  ## Write the generated pages of docs/
+	$(BIN)/shoal docs plugins > docs/plugins.md
+
+clean:  ## Remove what the verbs made
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

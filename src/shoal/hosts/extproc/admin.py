@@ -1,0 +1,88 @@
+"""The admin pages of one picker worker, on a unix socket that only its owner can open.
+
+Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /drain.  Several workers are merged by
+`hosts.admin`.
+"""
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from shoal.hosts.extproc.exchange import Picker
+from shoal.measures import render
+from shoal.routing import Event
+
+# A fleet of 1,000 endpoints with their models and signals is under 2 MB.
+MAX_EVENTS_BYTES = 32 << 20
+
+_events = msgspec.msgpack.Decoder(list[Event])
+_json = msgspec.json.Encoder()
+
+
+class WorkerAdmin:
+    """The pages.  on_event: told each event before the router; on_drain: begins the drain."""
+
+    def __init__(
+        self,
+        picker: Picker,
+        on_drain: Callable[[], Awaitable[None]],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._picker = picker
+        self._on_drain = on_drain
+        self._on_event = on_event
+        self._started_at = time.monotonic()
+
+    def app(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(client_max_size=MAX_EVENTS_BYTES)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/snapshot", self._snapshot)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/explain/{request_id}", self._explain)
+        app.router.add_post("/events", self._take_events)
+        app.router.add_post("/drain", self._drain)
+        return app
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _snapshot(self, _: web.Request) -> web.Response:
+        status = msgspec.to_builtins(self._picker.driver.router.status())
+        body = {
+            "picker": self._picker.picker_id,
+            "pid": os.getpid(),
+            "uptime_s": time.monotonic() - self._started_at,
+            **status,
+        }
+        return web.Response(body=_json.encode(body), content_type="application/json")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        driver = self._picker.driver
+        families = driver.fold.families(driver.router.status())
+        if request.query.get("format") == "json":
+            return web.Response(body=_json.encode(families), content_type="application/json")
+        return web.Response(text=render(families), content_type="text/plain")
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        found = self._picker.driver.router.explanations.find(request.match_info["request_id"])
+        if found is None:
+            return web.json_response({"error": "unknown or too old request id"}, status=404)
+        return web.Response(body=_json.encode(found), content_type="application/json")
+
+    async def _take_events(self, request: web.Request) -> web.Response:
+        try:
+            events = _events.decode(await request.read())
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        for event in events:
+            self._on_event(event)
+            self._picker.driver.feed(event)
+        return web.json_response({"taken": len(events)})
+
+    async def _drain(self, _: web.Request) -> web.Response:
+        await self._on_drain()
+        return web.json_response({"inflight": self._picker.driver.router.status().inflight})

@@ -1,0 +1,165 @@
+"""One picker worker as a process: a router, its gRPC server, its admin pages, its journal.
+
+Owns start-up and shutdown of the process.  Its parent feeds it the fleet over the admin socket; when the parent dies
+it stops.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from shoal.hosts.driver import Driver
+from shoal.hosts.extproc.admin import WorkerAdmin
+from shoal.hosts.extproc.exchange import Picker
+from shoal.hosts.extproc.service import serve, set_serving
+from shoal.hosts.journal import JournalWriter
+from shoal.hosts.keys import KeyRing
+from shoal.hosts.tracing import Tracer
+from shoal.kernel import Chance
+from shoal.measures import Fold
+from shoal.prefix import BlockHasher
+from shoal.routing import Account, Configured, Event, Router
+from shoal.routing.config import RouterConfig, load
+from shoal.routing.journal import Opening
+
+log = logging.getLogger("shoal.worker")
+
+PARENT_CHECK_S = 1.0
+
+
+class Worker:
+    """Everything one worker process holds."""
+
+    def __init__(self, options: argparse.Namespace, config: RouterConfig, config_text: str) -> None:
+        self._options = options
+        self._config = config
+        run = secrets.token_hex(4)
+        shares_pool = options.workers > 1
+        router = Router(config, Chance(options.seed), shares_pool=shares_pool)
+        journal = self._journal(config_text, shares_pool, run)
+        self._tracer = Tracer.from_settings(config.pool.tracing)
+        self.driver = Driver(router, Fold(), journal, self._on_account)
+        self._keys = KeyRing(Path(config.pool.auth.keys_file)) if config.pool.auth.keys_file else None
+        hasher = BlockHasher(int(options.hash_key, 16))
+        check_key = self._keys.check if self._keys else None
+        self.picker = Picker(self.driver, config.pool, hasher, options.picker_id, run, check_key)
+        self._stopped = asyncio.Event()
+
+    def _journal(self, config_text: str, shares_pool: bool, run: str) -> JournalWriter | None:
+        settings = self._config.pool.journal
+        if not settings.path:
+            return None
+        opening = Opening(self._options.seed, config_text, shares_pool, 0, run)
+        stem = f"picker-{self._options.picker_id}-{run}"
+        return JournalWriter(Path(settings.path), stem, opening, max_bytes=settings.max_bytes, max_files=settings.files)
+
+    def _on_account(self, account: Account) -> None:
+        self._tracer.account(account)
+        outcome = account.outcome
+        if outcome.is_upstream_failure or outcome.is_cut:
+            log.warning(
+                "request %s failed: endpoint=%s status=%d attempts=%d cut=%s flags=%s",
+                account.client_id or account.request_id,
+                account.endpoint_id,
+                outcome.status,
+                outcome.attempts,
+                outcome.is_cut,
+                outcome.flags,
+            )
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Configured):
+            self._config = load(event.text, "reload")
+            self.picker.configure(self._config.pool)
+
+    async def run(self) -> None:
+        """Serve until stopped: SIGTERM, a finished drain, or the parent's death."""
+        options = self._options
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopped.set)
+        for path in (options.socket, options.admin):
+            Path(path).unlink(missing_ok=True)
+        server, health = serve(
+            self.picker, [f"unix:{options.socket}"], max_body_bytes=self._config.pool.limits.max_body_bytes
+        )
+        admin = web.AppRunner(WorkerAdmin(self.picker, self._drain, self._on_event).app(), access_log=None)
+        await admin.setup()
+        await web.UnixSite(admin, options.admin).start()
+        os.chmod(options.admin, 0o600)
+        await server.start()
+        os.chmod(options.socket, 0o600)
+        await set_serving(health, True)
+        self._health = health
+        watches = [asyncio.create_task(self._watch_parent(os.getppid()))]
+        if self._keys is not None:
+            watches.append(asyncio.create_task(self._keys.watch()))
+        try:
+            await self._stopped.wait()
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await set_serving(health, False)
+            await server.stop(grace=1.0)
+            await admin.cleanup()
+            self.driver.close()
+            self._tracer.close()
+
+    async def _watch_parent(self, parent: int) -> None:
+        while os.getppid() == parent:
+            await asyncio.sleep(PARENT_CHECK_S)
+        log.warning("the supervisor is gone; stopping")
+        self._stopped.set()
+
+    async def _drain(self) -> None:
+        """Stop being offered new requests; end when none is left."""
+        await set_serving(self._health, False)
+        self._drain_task = asyncio.create_task(self._end_when_idle())
+
+    async def _end_when_idle(self) -> None:
+        while self.driver.router.status().inflight:
+            await asyncio.sleep(0.1)
+        self._stopped.set()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The worker's own flags; people use `shoal up` or `shoal picker`."""
+    flags = argparse.ArgumentParser(prog="python -m shoal.hosts.extproc", description=__doc__)
+    flags.add_argument("--socket", required=True, help="unix socket for Envoy (ext_proc and access log)")
+    flags.add_argument("--admin", required=True, help="unix socket for the admin pages")
+    flags.add_argument("--picker-id", default="0")
+    flags.add_argument("--workers", type=int, default=1, help="workers that share the pool")
+    flags.add_argument("--config", default="", help="configuration file; none means the default profile")
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--hash-key", default="0", help="hex key of the prompt hash, the same in all workers")
+    flags.add_argument("--run-dir", default="")
+    flags.add_argument("--log-format", choices=("text", "json"), default="text")
+    return flags
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one worker; returns the exit status."""
+    from shoal.hosts import logs
+
+    options = parser().parse_args(argv)
+    logs.setup(options.log_format)
+    text = Path(options.config).read_text() if options.config else ""
+    config = load(text, options.config or "default")
+
+    async def serve_until_stopped() -> None:
+        await Worker(options, config, text).run()
+
+    uvloop.run(serve_until_stopped())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

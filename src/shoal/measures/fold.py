@@ -1,0 +1,194 @@
+"""What is counted of requests: a fold over events and commands, under llm-d's metric names where they mean the same.
+
+Owns the families of requests and of the pool.  It keeps no request: all it needs stands in the events and commands.
+"""
+
+from collections.abc import Sequence
+
+from shoal.measures.families import Counter, Family, Gauge, Histogram
+from shoal.pool import EndpointState, Outcome, RefusalReason
+from shoal.routing import Account, Arrived, Command, Event, PoolStatus, Refuse
+
+SECONDS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 45.0,
+    60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0,
+)  # fmt: skip
+DECISION_SECONDS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.2, 0.5, 1.0)
+BYTES = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0, 67108864.0)
+TOKENS = (1.0, 8.0, 32.0, 128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 1048576.0)
+RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+REQUEST = ("model_name", "target_model_name", "fairness_id", "priority")
+# Every request has the default priority until objectives are resolved.
+DEFAULT_PRIORITY = "0"
+
+
+class Fold:
+    """Counts everything that goes in and out of a router."""
+
+    def __init__(self, pool_name: str = "shoal") -> None:
+        self._pool_name = pool_name
+        counter, gauge, histogram = Counter, Gauge, Histogram
+        self.requests = counter("llm_d_epp_request", "Requests.", REQUEST)
+        self.errors = counter("llm_d_epp_request_error", "Requests that failed.", (*REQUEST, "error_code"))
+        self.duration = histogram("llm_d_epp_request_duration_seconds", "Arrival to last byte.", SECONDS, REQUEST)
+        self.request_bytes = histogram("llm_d_epp_request_size_bytes", "Request bodies.", BYTES, REQUEST)
+        self.response_bytes = histogram("llm_d_epp_response_size_bytes", "Response bodies.", BYTES, REQUEST)
+        self.input_tokens = histogram("llm_d_epp_request_input_tokens", "Prompt tokens reported.", TOKENS, REQUEST)
+        self.output_tokens = histogram(
+            "llm_d_epp_request_output_tokens", "Completion tokens, reported or estimated.", TOKENS, REQUEST
+        )
+        self.cached_tokens = histogram(
+            "llm_d_epp_request_cached_tokens", "Prompt tokens that the engine found in its cache.", TOKENS, REQUEST
+        )
+        self.ttft = histogram(
+            "llm_d_epp_request_ttft_seconds", "Arrival to the first body byte.", SECONDS, (*REQUEST, "streaming")
+        )
+        self.tpot = histogram(
+            "llm_d_epp_request_streaming_tpot_seconds", "Mean seconds per output token.", TPOT_SECONDS, REQUEST
+        )
+        self.decision = histogram("llm_d_epp_scheduler_e2e_duration_seconds", "Decision time.", DECISION_SECONDS)
+        self.hit_ratio = histogram(
+            "llm_d_epp_prefix_indexer_hit_ratio", "Share of the prompt expected in the cache.", RATIOS
+        )
+        self.attempts = counter(
+            "llm_d_epp_scheduler_attempts",
+            "Requests by who served them.",
+            ("status", "target_model_name", "endpoint_name"),
+        )
+        self.predicted_cached = counter("shoal_predicted_cached_tokens", "Tokens the index expected in the cache.")
+        self.reported_cached = counter("shoal_reported_cached_tokens", "Tokens the engines reported as cached.")
+        self.estimated_tokens = counter("shoal_estimated_completion_tokens", "Completion tokens no engine reported.")
+        self.moved = counter("shoal_request_moved", "Requests served by another endpoint than the chosen one.")
+        self.retried = counter("shoal_request_retries", "Attempts beyond the first.")
+        self.unrecorded = counter("shoal_request_unrecorded", "Requests whose record never came.")
+        self.passed_unrouted = counter(
+            "shoal_request_unrouted", "Requests that no picker saw (fail-open).", ("status",)
+        )
+        self.cut = counter("shoal_response_cut", "Answers that broke after they had begun.")
+        self.client_gone = counter("shoal_client_gone", "Requests whose client left first.")
+        self._pool_gauges()
+
+    def _pool_gauges(self) -> None:
+        gauge, name = Gauge, ("name",)
+        endpoint = ("name", "model_server_endpoint")
+        self.running = gauge("llm_d_epp_request_running", "Requests in flight.", name)
+        self.ready = gauge("llm_d_epp_ready_endpoints", "Endpoints that are offered requests.", name, "max")
+        self.queue = gauge("llm_d_epp_per_endpoint_queue_size", "Waiting on the engine.", endpoint, "max")
+        self.queue_mean = gauge("llm_d_epp_average_queue_size", "Mean of waiting.", name, "max")
+        self.running_mean = gauge("llm_d_epp_average_running_requests", "Mean of running.", name, "max")
+        self.kv_mean = gauge("llm_d_epp_average_kv_cache_utilization", "Mean of KV use.", name, "max")
+        self.index_entries = gauge("llm_d_epp_prefix_indexer_size", "Blocks in the index.", ("plugin_name",))
+        self.inflight = gauge("llm_d_epp_inflight_requests", "In flight by endpoint.", ("endpoint_name",))
+        self.inflight_tokens = gauge(
+            "llm_d_epp_inflight_tokens", "Uncached prompt tokens in flight by endpoint.", ("endpoint_name",)
+        )
+        self.open = gauge("shoal_flights_open", "Requests with an open booking or a missing record.")
+        self.index_bytes = gauge("shoal_index_bytes", "Bytes of the prefix index in use.")
+        self.index_budget = gauge("shoal_index_budget_bytes", "Byte budget of the prefix index.")
+        self.endpoint_state = gauge("shoal_endpoint_up", "1 while offered.", ("endpoint_name", "state"), "max")
+        self.endpoint_requests = gauge("shoal_endpoint_requests", "Requests sent, by endpoint.", ("endpoint_name",))
+        self.endpoint_failures = gauge("shoal_endpoint_failures", "Failures, by endpoint.", ("endpoint_name",))
+
+    def observe(self, event: Event, commands: Sequence[Command]) -> None:
+        """Count one step of the router."""
+        if isinstance(event, Arrived):
+            request = event.request
+            key = (request.model, request.model, request.tenant_id, DEFAULT_PRIORITY)
+            self.requests.add(key)
+            self.request_bytes.observe(request.body_bytes, key)
+        for command in commands:
+            if isinstance(command, Account):
+                self._account(command)
+            elif isinstance(command, Refuse):
+                model = event.request.model if isinstance(event, Arrived) else ""
+                self.errors.add((model, model, "", DEFAULT_PRIORITY, str(command.refusal.reason)))
+
+    def refused_at_door(self, reason: RefusalReason) -> None:
+        """Count a refusal that the host gave before the router was asked: no key, too large, unreadable."""
+        self.requests.add(("", "", "", DEFAULT_PRIORITY))
+        self.errors.add(("", "", "", DEFAULT_PRIORITY, str(reason)))
+
+    def unrouted(self, outcome: Outcome) -> None:
+        """Count a request that passed without any picker (fail-open)."""
+        self.passed_unrouted.add((str(outcome.status),))
+
+    def _account(self, account: Account) -> None:
+        outcome = account.outcome
+        key = (account.model, account.target_model, account.tenant_id, DEFAULT_PRIORITY)
+        if not account.is_recorded:
+            self.unrecorded.add()
+            return
+        self.duration.observe(outcome.duration_s, key)
+        self.response_bytes.observe(outcome.response_bytes, key)
+        self.attempts.add((str(outcome.status), account.target_model, account.endpoint_id))
+        if outcome.ttft_s is not None:
+            self.ttft.observe(outcome.ttft_s, (*key, "true" if account.is_streaming else "false"))
+        if outcome.prompt_tokens is not None:
+            self.input_tokens.observe(outcome.prompt_tokens, key)
+        if account.prompt_tokens:
+            self.predicted_cached.add(amount=account.predicted_cached_tokens)
+            self.hit_ratio.observe(account.predicted_cached_tokens / account.prompt_tokens)
+        if outcome.cached_tokens is not None:
+            self.cached_tokens.observe(outcome.cached_tokens, key)
+            self.reported_cached.add(amount=outcome.cached_tokens)
+        if outcome.completion_tokens is not None:
+            self._output(account, key, outcome.completion_tokens)
+        self._faults(account, key)
+
+    def _output(self, account: Account, key: tuple[str, ...], tokens: int) -> None:
+        outcome = account.outcome
+        self.output_tokens.observe(tokens, key)
+        if outcome.is_estimated:
+            self.estimated_tokens.add(amount=tokens)
+        if account.is_streaming and tokens > 1 and outcome.ttft_s is not None:
+            self.tpot.observe(max(0.0, outcome.duration_s - outcome.ttft_s) / (tokens - 1), key)
+
+    def _faults(self, account: Account, key: tuple[str, ...]) -> None:
+        outcome = account.outcome
+        if account.is_moved:
+            self.moved.add()
+        if outcome.attempts > 1:
+            self.retried.add(amount=outcome.attempts - 1)
+        if outcome.is_cut:
+            self.cut.add()
+        if outcome.is_client_gone:
+            self.client_gone.add()
+        if outcome.is_cut or outcome.is_upstream_failure or outcome.status >= 400:
+            self.errors.add((*key, "cut" if outcome.is_cut else str(outcome.status)))
+
+    def families(self, status: PoolStatus) -> list[Family]:
+        """Every family, the gauges of the pool taken from `status`."""
+        self._take(status)
+        metrics = [metric for metric in vars(self).values() if isinstance(metric, Counter | Gauge | Histogram)]
+        return [metric.family() for metric in metrics]
+
+    def _take(self, status: PoolStatus) -> None:
+        name = (self._pool_name,)
+        offered = [e for e in status.endpoints if e.state in (EndpointState.READY, EndpointState.HALF_OPEN)]
+        self.running.set(status.inflight, name)
+        self.ready.set(len(offered), name)
+        self.open.set(status.unclosed)
+        self.index_entries.set(status.index_entries, ("approx-prefix-cache-producer",))
+        self.index_bytes.set(status.index_bytes)
+        self.index_budget.set(status.index_budget_bytes)
+        for gauge, values in (
+            (self.queue_mean, [e.waiting for e in offered]),
+            (self.running_mean, [e.running for e in offered]),
+            (self.kv_mean, [e.kv_usage_ratio for e in offered]),
+        ):
+            seen = [value for value in values if value is not None]
+            gauge.set(sum(seen) / len(seen) if seen else float("nan"), name)
+        for gauge in (
+            self.queue, self.inflight, self.inflight_tokens, self.endpoint_state, self.endpoint_requests,
+            self.endpoint_failures,
+        ):  # fmt: skip
+            gauge.clear()
+        for endpoint in status.endpoints:
+            waiting = float("nan") if endpoint.waiting is None else endpoint.waiting
+            self.queue.set(waiting, (self._pool_name, endpoint.id))
+            self.inflight.set(endpoint.inflight_requests, (endpoint.id,))
+            self.inflight_tokens.set(endpoint.inflight_uncached_tokens, (endpoint.id,))
+            self.endpoint_state.set(float(endpoint in offered), (endpoint.id, str(endpoint.state)))
+            self.endpoint_requests.set(endpoint.requests_total, (endpoint.id,))
+            self.endpoint_failures.set(endpoint.failures_total, (endpoint.id,))

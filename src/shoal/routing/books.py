@@ -1,0 +1,119 @@
+"""What is in flight: one booking per forwarded request, written at dispatch and closed once.
+
+Owns the in-flight columns of the fleet.  Uncached prompt work drains as a fluid at the pace that the endpoint was seen
+to prefill at, since no data plane tells the end of a prefill; the requests in flight bound it.
+"""
+
+import numpy as np
+
+from shoal.pool import Decision, Outcome, Request
+from shoal.prefix import Expectation
+from shoal.routing.fleet import Fleet, Floats, Member
+
+# Output tokens assumed for a request that set no limit, or a limit beyond what answers use.
+ASSUMED_OUTPUT_TOKENS = 256
+
+
+class Flight:
+    """One forwarded request, from its dispatch until it has both ended and been recorded.
+
+    work_tokens: uncached tokens ahead of it and its own, at dispatch.  member: where it is booked, None once it ended.
+    """
+
+    __slots__ = (
+        "arrived_at",
+        "blocks",
+        "decision",
+        "dispatched_at",
+        "ended_at",
+        "expectation",
+        "matched_tokens",
+        "member",
+        "outcome",
+        "output_tokens",
+        "request",
+        "target_model",
+        "uncached_tokens",
+        "work_tokens",
+    )
+
+    def __init__(self, request: Request, target_model: str, blocks: bytes, decision: Decision, now: float) -> None:
+        self.request = request
+        self.target_model = target_model
+        self.blocks = blocks
+        self.decision = decision
+        self.arrived_at = self.dispatched_at = now
+        self.ended_at: float | None = None
+        self.outcome: Outcome | None = None
+        self.member: Member | None = None
+        self.matched_tokens = 0
+        self.expectation: Expectation | None = None
+        self.uncached_tokens = 0.0
+        self.output_tokens = float(min(request.max_output_tokens or ASSUMED_OUTPUT_TOKENS, ASSUMED_OUTPUT_TOKENS))
+        self.work_tokens = 0.0
+
+
+class Books:
+    """Bookings and releases on the fleet's columns."""
+
+    __slots__ = ("_fleet", "inflight")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.inflight = 0
+
+    def book(self, flight: Flight, member: Member, now: float) -> None:
+        """Count the request on `member` from this instant."""
+        columns, row = self._fleet.columns, member.row
+        flight.member = member
+        flight.uncached_tokens = float(max(0, flight.request.prompt_tokens - flight.matched_tokens))
+        drained = (now - columns["backlog_at"][row]) / columns["prefill_s_per_token"][row]
+        backlog = max(0.0, float(columns["backlog_tokens"][row]) - drained) + flight.uncached_tokens
+        columns["backlog_tokens"][row] = backlog
+        columns["backlog_at"][row] = now
+        columns["booked_uncached_tokens"][row] += flight.uncached_tokens
+        columns["inflight_requests"][row] += 1.0
+        columns["inflight_prompt_tokens"][row] += flight.request.prompt_tokens
+        columns["inflight_output_tokens"][row] += flight.output_tokens
+        flight.work_tokens = backlog
+        self.inflight += 1
+
+    def release(self, flight: Flight) -> None:
+        """Take the request off the books; a second call does nothing."""
+        member, flight.member = flight.member, None
+        if member is None:
+            return
+        self.inflight -= 1
+        if member.row < 0:
+            return
+        columns, row = self._fleet.columns, member.row
+        columns["inflight_requests"][row] -= 1.0
+        if columns["inflight_requests"][row] < 0.5:
+            # Sums of floats may leave a residue; an idle endpoint owes nothing.
+            for name in (
+                "inflight_requests",
+                "inflight_prompt_tokens",
+                "inflight_output_tokens",
+                "booked_uncached_tokens",
+                "backlog_tokens",
+            ):
+                columns[name][row] = 0.0
+            return
+        columns["inflight_prompt_tokens"][row] -= flight.request.prompt_tokens
+        columns["inflight_output_tokens"][row] -= flight.output_tokens
+        columns["booked_uncached_tokens"][row] -= flight.uncached_tokens
+        columns["backlog_tokens"][row] = min(columns["backlog_tokens"][row], columns["booked_uncached_tokens"][row])
+
+    def move(self, flight: Flight, member: Member, now: float) -> None:
+        """Book the request on the endpoint that really serves it."""
+        if flight.member is None or flight.member is member:
+            return
+        self.release(flight)
+        self.book(flight, member, now)
+
+    def uncached_tokens(self, now: float, mean_uncached_tokens: float) -> Floats:
+        """Uncached prompt tokens still to be prefilled on each endpoint, foreign requests at the mean of ours."""
+        columns = self._fleet.columns
+        drained = (now - columns["backlog_at"]) / columns["prefill_s_per_token"]
+        own = np.maximum(columns["backlog_tokens"] - drained, 0.0)
+        return own + columns["foreign_requests"] * mean_uncached_tokens

@@ -1,0 +1,156 @@
+"""Every endpoint the router knows, with its state and its row in the columns.
+
+Owns membership, readiness, the last signals, and the numpy columns that plugins read.  What is in flight is written
+here by `books`; failures are judged by `health`, speed is learned by `pace`.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.pool import Endpoint, EndpointState, Signals
+from shoal.routing.health import Health
+from shoal.routing.pace import DEFAULT_S_PER_TOKEN, TOKENS_PER_REQUEST, Pace
+
+# Records after which an endpoint's speed and cache are known well enough to end its trial.
+TRIAL_RECORDS = 8
+
+Floats = npt.NDArray[np.float64]
+
+_COLUMNS: dict[str, float] = {
+    "waiting": np.nan,
+    "running": np.nan,
+    "kv_usage": np.nan,
+    "signals_at": -np.inf,
+    "inflight_requests": 0.0,
+    "inflight_prompt_tokens": 0.0,
+    "inflight_output_tokens": 0.0,
+    "booked_uncached_tokens": 0.0,
+    "backlog_tokens": 0.0,
+    "backlog_at": 0.0,
+    "foreign_requests": 0.0,
+    "prefill_s_per_token": DEFAULT_S_PER_TOKEN,
+    "base_ttft_s": 0.0,
+    "request_s": TOKENS_PER_REQUEST * DEFAULT_S_PER_TOKEN,
+    "is_trial": 1.0,
+}
+
+
+class Member:
+    """One endpoint of the fleet.  row: its place in the columns; slot: its number in the prefix index."""
+
+    __slots__ = (
+        "cached_tokens_total",
+        "endpoint",
+        "failures_total",
+        "health",
+        "pace",
+        "prompt_tokens_total",
+        "reports_cached_tokens",
+        "requests_total",
+        "row",
+        "signals",
+        "slot",
+        "state",
+        "ttft_s_avg",
+    )
+
+    def __init__(self, endpoint: Endpoint, state: EndpointState, slot: int) -> None:
+        self.endpoint = endpoint
+        self.state = state
+        self.slot = slot
+        self.row = -1
+        self.health = Health()
+        self.pace = Pace()
+        self.signals: Signals | None = None
+        self.reports_cached_tokens: bool | None = None
+        self.requests_total = 0
+        self.failures_total = 0
+        self.prompt_tokens_total = 0
+        self.cached_tokens_total = 0
+        self.ttft_s_avg: float | None = None
+
+
+class Fleet:
+    """Members sorted by id, and one column per figure over them."""
+
+    __slots__ = ("_by_address", "_members", "columns", "endpoints", "generation", "rows", "signals", "slots")
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._by_address: dict[str, Member] = {}
+        self.columns: dict[str, Floats] = {name: np.zeros(0) for name in _COLUMNS}
+        self.rows: list[Member] = []
+        self.endpoints: list[Endpoint] = []
+        self.slots: npt.NDArray[np.intp] = np.zeros(0, np.intp)
+        self.signals: list[Signals | None] = []
+        self.generation = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.rows)
+
+    def get(self, endpoint_id: str) -> Member | None:
+        """The member of that id, None when there is none."""
+        return self._members.get(endpoint_id)
+
+    def at_address(self, address: str) -> Member | None:
+        """The member that is dialled at `ip:port`, None when there is none."""
+        return self._by_address.get(address)
+
+    def join(self, endpoint: Endpoint, state: EndpointState, slot: int) -> Member:
+        """Add an endpoint, or take new labels for one that is there (its books stay)."""
+        member = self._members.get(endpoint.id)
+        if member is None:
+            member = self._members[endpoint.id] = Member(endpoint, state, slot)
+        else:
+            self._by_address.pop(member.endpoint.address, None)
+            member.endpoint = endpoint
+        self._by_address[endpoint.address] = member
+        self._rebuild()
+        return member
+
+    def leave(self, endpoint_id: str) -> Member | None:
+        """Remove an endpoint and its row; returns it, None when it was not there."""
+        member = self._members.pop(endpoint_id, None)
+        if member is not None:
+            self._by_address.pop(member.endpoint.address, None)
+            self._rebuild()
+            member.row = -1
+        return member
+
+    def set_state(self, member: Member, state: EndpointState) -> None:
+        """Note that an endpoint became ready, loads again, or drains."""
+        if member.state is not state:
+            member.state = state
+            self.generation += 1
+
+    def take_signals(self, member: Member, signals: Signals, now: float) -> None:
+        """Write one reading into the columns; what the engine did not say becomes NaN."""
+        member.signals = signals
+        columns, row = self.columns, member.row
+        self.signals[row] = signals
+        columns["waiting"][row] = np.nan if signals.waiting is None else signals.waiting
+        columns["running"][row] = np.nan if signals.running is None else signals.running
+        columns["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
+        columns["signals_at"][row] = now
+
+    def _rebuild(self) -> None:
+        """Give every member its row in id order, and carry each figure to its new place."""
+        self.generation += 1
+        rows = [self._members[name] for name in sorted(self._members)]
+        carried = np.array([member.row for member in rows], np.intp)
+        old = carried >= 0
+        for name, default in _COLUMNS.items():
+            column = np.full(len(rows), default)
+            column[old] = self.columns[name][carried[old]]
+            self.columns[name] = column
+        for row, member in enumerate(rows):
+            member.row = row
+        self.rows = rows
+        self.endpoints = [member.endpoint for member in rows]
+        self.signals = [member.signals for member in rows]
+        self.slots = np.array([member.slot for member in rows], np.intp)

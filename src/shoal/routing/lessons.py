@@ -1,0 +1,102 @@
+"""What the record of a request teaches: who failed, how fast the endpoint is, what its cache really held.
+
+Owns the moment of learning; the figures it changes live in `candidates` (health), `pace`, `fleet` and the prefix index.
+"""
+
+from shoal.pool import Outcome
+from shoal.prefix import EstimatedIndex, read_blocks
+from shoal.routing.books import Books, Flight
+from shoal.routing.candidates import Candidates
+from shoal.routing.fleet import TRIAL_RECORDS, Fleet, Member
+from shoal.routing.health import EjectionPolicy
+from shoal.routing.pace import pool_s_per_token, pool_tpot_s, request_s
+
+# The pool's medians move slowly; they are taken again after this many records.
+RECORDS_PER_REFIT = 16
+# Below this many output tokens the mean time per token says more about the network than about decoding.
+MIN_TPOT_TOKENS = 5
+
+
+class Lessons:
+    """Learning from records."""
+
+    __slots__ = ("_books", "_candidates", "_fleet", "_index", "_pool_output_s", "_pool_token_s", "_since_refit")
+
+    def __init__(self, fleet: Fleet, books: Books, candidates: Candidates, index: EstimatedIndex) -> None:
+        self._fleet = fleet
+        self._books = books
+        self._candidates = candidates
+        self._index = index
+        self._since_refit = 0
+        self._pool_token_s = pool_s_per_token(())
+        self._pool_output_s = 0.0
+
+    def learn(self, flight: Flight, outcome: Outcome, policy: EjectionPolicy, now: float) -> None:
+        """Charge failed attempts to those who failed, and teach from the one who served."""
+        fleet = self._fleet
+        chosen = [fleet.get(name) for name in flight.decision.chosen]
+        first = chosen[0]
+        served = fleet.at_address(outcome.served_address) if outcome.served_address else None
+        for member in chosen[: max(0, outcome.attempts - 1)]:
+            if member is not None and member is not served:
+                self._candidates.failed(member, policy, now)
+        if outcome.is_upstream_failure:
+            blamed = served or chosen[min(max(outcome.attempts, 1), len(chosen)) - 1]
+            if blamed is not None:
+                self._candidates.failed(blamed, policy, now)
+        elif served is not None and outcome.status:
+            self._candidates.succeeded(served)
+        self._credit(flight, first, served, outcome, now)
+        if served is not None and not outcome.is_upstream_failure and outcome.ttft_s is not None:
+            self._measure(flight, served, outcome, outcome.ttft_s)
+
+    def _credit(
+        self, flight: Flight, first: Member | None, served: Member | None, outcome: Outcome, now: float
+    ) -> None:
+        """Give the prompt's blocks to the endpoint that prefilled them, and to no other."""
+        blocks = read_blocks(flight.blocks)
+        is_prefilled = not outcome.is_upstream_failure and outcome.ttft_s is not None
+        expected = flight.expectation
+        if expected is not None and first is not None and (served is not first or not is_prefilled):
+            self._index.forget(first.slot, blocks, expected.blocks)
+        if served is None or served is first:
+            return
+        self._books.move(flight, served, now)
+        if len(blocks) and is_prefilled:
+            self._index.add(served.slot, blocks)
+
+    def _measure(self, flight: Flight, served: Member, outcome: Outcome, ttft_s: float) -> None:
+        request = flight.request
+        is_chosen = served.endpoint.id == flight.decision.chosen[0]
+        own_tokens = flight.uncached_tokens
+        if outcome.prompt_tokens is not None:
+            served.prompt_tokens_total += outcome.prompt_tokens
+            served.reports_cached_tokens = outcome.cached_tokens is not None
+        if outcome.cached_tokens is not None and outcome.prompt_tokens:
+            served.cached_tokens_total += outcome.cached_tokens
+            cached_ratio = min(1.0, outcome.cached_tokens / outcome.prompt_tokens)
+            own_tokens = request.prompt_tokens * (1.0 - cached_ratio)
+            if is_chosen and flight.expectation is not None:
+                self._index.correct(flight.expectation, outcome.cached_tokens, outcome.prompt_tokens)
+        served.ttft_s_avg = ttft_s if served.ttft_s_avg is None else 0.9 * served.ttft_s_avg + 0.1 * ttft_s
+        # A plain answer's first byte comes with its last: only streams tell the time of prefill.
+        if request.is_streaming and is_chosen and request.prompt_tokens and outcome.status == 200:
+            work = flight.work_tokens - flight.uncached_tokens + own_tokens
+            served.pace.learn(max(0.0, work), ttft_s, self._pool_token_s)
+            if not outcome.is_cut and (outcome.completion_tokens or 0) >= MIN_TPOT_TOKENS:
+                tokens = outcome.completion_tokens or MIN_TPOT_TOKENS
+                served.pace.learn_tpot(max(0.0, outcome.duration_s - ttft_s) / (tokens - 1))
+        self._refit(served)
+
+    def _refit(self, member: Member) -> None:
+        self._since_refit += 1
+        if self._since_refit >= RECORDS_PER_REFIT:
+            self._since_refit = 0
+            self._pool_token_s = pool_s_per_token(m.pace for m in self._fleet)
+            self._pool_output_s = pool_tpot_s(m.pace for m in self._fleet)
+        columns, row, pace = self._fleet.columns, member.row, member.pace
+        columns["prefill_s_per_token"][row] = pace.s_per_token
+        columns["base_ttft_s"][row] = pace.base_s
+        columns["request_s"][row] = request_s(pace, self._pool_token_s, self._pool_output_s)
+        if pace.records >= TRIAL_RECORDS or member.requests_total >= 4 * TRIAL_RECORDS:
+            columns["is_trial"][row] = 0.0

@@ -1,0 +1,82 @@
+"""How fast an endpoint has been seen to work, learned from its records.
+
+Owns the model ttft = base + s_per_token x (uncached tokens ahead of and in the request), one fit per endpoint, shrunk
+towards the pool's.  What is booked where is `books`; who is chosen is `scheduling`.
+"""
+
+from collections.abc import Iterable
+from statistics import median
+
+# One record's weight after n later ones is DECAY**n: a change of speed is half learned after 35 records.
+DECAY = 0.98
+# Before anything was seen: 10,000 tokens/s of prefill, the order of one busy mid-range accelerator.
+DEFAULT_S_PER_TOKEN = 1e-4
+# An own fit weighs as much as the pool's once it rests on this many records.
+SHRINK_RECORDS = 12.0
+# Spread of work, in tokens squared, below which a slope cannot be told from noise.
+RIDGE_TOKENS2 = 300.0**2
+# A record far above what was expected is a stall, not a speed: it counts as at most this multiple.
+OUTLIER_RATIO = 4.0
+OUTLIER_FLOOR_S = 0.5
+# A request in flight costs as much as this many uncached tokens, over all peers the best trade in a live lab.
+TOKENS_PER_REQUEST = 75.0
+MIN_S_PER_TOKEN = 1e-7
+MAX_S_PER_TOKEN = 1.0
+
+
+class Pace:
+    """The fit of one endpoint: decayed least squares on two coefficients."""
+
+    __slots__ = ("_sum_wx", "_sum_wxx", "_sum_wxy", "_sum_wy", "base_s", "records", "s_per_token", "tpot_s", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.records = 0
+        self._sum_wx = self._sum_wxx = self._sum_wy = self._sum_wxy = 0.0
+        self.s_per_token = DEFAULT_S_PER_TOKEN
+        self.base_s = 0.0
+        self.tpot_s = 0.0
+
+    def learn(self, work_tokens: float, ttft_s: float, prior_s_per_token: float) -> None:
+        """Take in one record: `work_tokens` stood before the first token, which came after `ttft_s`."""
+        expected = self.base_s + self.s_per_token * work_tokens
+        if self.records >= SHRINK_RECORDS:
+            ttft_s = min(ttft_s, OUTLIER_RATIO * expected + OUTLIER_FLOOR_S)
+        self.records += 1
+        self.weight = self.weight * DECAY + 1.0
+        self._sum_wx = self._sum_wx * DECAY + work_tokens
+        self._sum_wxx = self._sum_wxx * DECAY + work_tokens * work_tokens
+        self._sum_wy = self._sum_wy * DECAY + ttft_s
+        self._sum_wxy = self._sum_wxy * DECAY + work_tokens * ttft_s
+        mean_x, mean_y = self._sum_wx / self.weight, self._sum_wy / self.weight
+        variance = max(0.0, self._sum_wxx / self.weight - mean_x * mean_x)
+        covariance = self._sum_wxy / self.weight - mean_x * mean_y
+        slope = (covariance + RIDGE_TOKENS2 * prior_s_per_token) / (variance + RIDGE_TOKENS2)
+        own_share = self.weight / (self.weight + SHRINK_RECORDS)
+        slope = own_share * slope + (1.0 - own_share) * prior_s_per_token
+        # Prefill alone explains no more than the whole time: the mean bounds the slope from above.
+        ceiling = mean_y / mean_x if mean_x > 0 else MAX_S_PER_TOKEN
+        self.s_per_token = min(max(slope, ceiling / 50.0, MIN_S_PER_TOKEN), max(ceiling, MIN_S_PER_TOKEN))
+        self.base_s = max(0.0, mean_y - self.s_per_token * mean_x)
+
+    def learn_tpot(self, tpot_s: float) -> None:
+        """Take in the mean time per output token of one answer."""
+        self.tpot_s = tpot_s if self.tpot_s == 0.0 else 0.9 * self.tpot_s + 0.1 * tpot_s
+
+
+def pool_s_per_token(paces: Iterable[Pace]) -> float:
+    """Median seconds per uncached token over endpoints that were seen at work, else the default."""
+    seen = [pace.s_per_token for pace in paces if pace.records >= SHRINK_RECORDS]
+    return median(seen) if seen else DEFAULT_S_PER_TOKEN
+
+
+def pool_tpot_s(paces: Iterable[Pace]) -> float:
+    """Median seconds per output token over endpoints that reported one, 0.0 when none did."""
+    seen = [pace.tpot_s for pace in paces if pace.tpot_s > 0.0]
+    return median(seen) if seen else 0.0
+
+
+def request_s(pace: Pace, pool_token_s: float, pool_output_s: float) -> float:
+    """Seconds that one more request in flight adds on an endpoint: its decode share, relative to the pool's."""
+    relative = pace.tpot_s / pool_output_s if pool_output_s > 0.0 and pace.tpot_s > 0.0 else 1.0
+    return TOKENS_PER_REQUEST * pool_token_s * min(max(relative, 0.25), 8.0)

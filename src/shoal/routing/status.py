@@ -1,0 +1,87 @@
+"""What the router says of itself, as plain values for the admin pages.
+
+Owns the shape of a snapshot; several workers' snapshots are merged by `hosts.admin`.
+"""
+
+import math
+
+import msgspec
+
+from shoal.pool import EndpointState
+from shoal.routing.fleet import Floats, Member
+
+
+class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint.  Totals are of this router; waiting, running and kv_usage_ratio are the engine's own."""
+
+    id: str
+    address: str
+    state: EndpointState
+    models: list[str]
+    labels: dict[str, str]
+    inflight_requests: int
+    inflight_uncached_tokens: int
+    waiting: float | None
+    running: float | None
+    kv_usage_ratio: float | None
+    requests_total: int
+    failures_total: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    ttft_s_avg: float | None
+    reports_cached_tokens: bool | None
+    prefill_tokens_per_s: float
+    is_trial: bool
+
+
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole router."""
+
+    endpoints: list[EndpointStatus]
+    requests_total: int
+    errors_total: int
+    inflight: int
+    unclosed: int
+    index_entries: int
+    index_bytes: int
+    index_budget_bytes: int
+    warnings: list[str]
+
+
+def known(value: float) -> float | None:
+    """A column's figure, None where it is NaN."""
+    return None if math.isnan(value) else float(value)
+
+
+def state_of(member: Member, now: float) -> EndpointState:
+    """The state to show: readiness, overlaid with an ejection."""
+    if member.state is EndpointState.READY and member.health.ejected_until is not None:
+        return EndpointState.HALF_OPEN if now >= member.health.ejected_until else EndpointState.EJECTED
+    return member.state
+
+
+def endpoint_status(
+    member: Member, columns: dict[str, Floats], uncached_tokens: int, models: list[str], now: float
+) -> EndpointStatus:
+    """One endpoint's row of the snapshot."""
+    row = member.row
+    return EndpointStatus(
+        id=member.endpoint.id,
+        address=member.endpoint.address,
+        state=state_of(member, now),
+        models=models,
+        labels=member.endpoint.labels,
+        inflight_requests=int(columns["inflight_requests"][row]),
+        inflight_uncached_tokens=uncached_tokens,
+        waiting=known(columns["waiting"][row]),
+        running=known(columns["running"][row]),
+        kv_usage_ratio=known(columns["kv_usage"][row]),
+        requests_total=member.requests_total,
+        failures_total=member.failures_total,
+        prompt_tokens_total=member.prompt_tokens_total,
+        cached_tokens_total=member.cached_tokens_total,
+        ttft_s_avg=member.ttft_s_avg,
+        reports_cached_tokens=member.reports_cached_tokens,
+        prefill_tokens_per_s=1.0 / float(columns["prefill_s_per_token"][row]),
+        is_trial=bool(columns["is_trial"][row]),
+    )
