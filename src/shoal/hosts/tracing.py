@@ -1,7 +1,7 @@
 """OpenTelemetry traces of routed requests, exported by OTLP when configured.
 
-Owns the spans: `gateway.request` with `queue`, `decision` and `forward` below it.  Without an endpoint in the configuration
-nothing is imported and nothing is spent.  Spans hold ids and counts, never prompt text.
+Owns the spans: `gateway.request` with `queue`, `decision` and `forward` below it.  Without an endpoint in the
+configuration nothing is imported and nothing is spent.  Spans hold ids and counts, never prompt text.
 """
 
 import time

@@ -28,7 +28,7 @@ class Fold:
 
     def __init__(self, pool_name: str = "shoal") -> None:
         self._pool_name = pool_name
-        counter, gauge, histogram = Counter, Gauge, Histogram
+        counter, histogram = Counter, Histogram
         self.requests = counter("llm_d_epp_request", "Requests.", REQUEST)
         self.errors = counter("llm_d_epp_request_error", "Requests that failed.", (*REQUEST, "error_code"))
         self.duration = histogram("llm_d_epp_request_duration_seconds", "Arrival to last byte.", SECONDS, REQUEST)

@@ -15,7 +15,7 @@ from shoal.kernel import InvalidInput
 from shoal.pool import Api, Outcome, Refusal, RefusalReason
 from shoal.prefix import BlockHasher
 from shoal.routing import Arrived, Ended, Forward, Recorded, Refuse
-from shoal.routing.config import PoolSettings
+from shoal.routing.settings import PoolSettings
 from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_models, rewrite
 
 log = logging.getLogger("shoal.extproc")

@@ -12,7 +12,8 @@ import grpc
 import grpc.aio
 from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 
 from shoal.hosts.envoy import decode_records
 from shoal.hosts.extproc.exchange import Exchange, Picker
@@ -20,6 +21,7 @@ from shoal.routing import Recorded
 
 log = logging.getLogger("shoal.extproc")
 
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
 # The services that the endpoint picker protocol asks for.
@@ -34,7 +36,7 @@ def serve(
     *,
     max_body_bytes: int,
     credentials: grpc.ServerCredentials | None = None,
-) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+) -> tuple[grpc.aio.Server, HealthServicer]:
     """Make the server for `addresses` (`unix:PATH` or `ip:port`); the caller starts and stops it.
 
     Returns the server and its health service, which says NOT_SERVING until `set_serving`.
@@ -48,7 +50,7 @@ def serve(
             ("grpc.http2.max_ping_strikes", 0),
         ]
     )
-    health_service = health.aio.HealthServicer()
+    health_service = HealthServicer()
     server.add_generic_rpc_handlers((_ext_proc_handler(picker), _access_log_handler(picker)))
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     for address in addresses:
@@ -58,21 +60,21 @@ def serve(
     return server, health_service
 
 
-async def set_serving(health_service: health.aio.HealthServicer, is_serving: bool) -> None:
+async def set_serving(health_service: HealthServicer, is_serving: bool) -> None:
     """Tell the health service's watchers; liveness stays SERVING for as long as the process answers."""
     serving, stopped = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     for name in HEALTH_SERVICES:
         await health_service.set(name, serving if is_serving or name == "liveness" else stopped)
 
 
-def _ext_proc_handler(picker: Picker) -> grpc.GenericRpcHandler:
+def _ext_proc_handler(picker: Picker) -> Any:
     async def process(_: Any, context: Any) -> None:
         exchange = Exchange(picker)
         read, write = context.read, context.write
         try:
             while True:
                 message = await read()
-                if message is grpc.aio.EOF:
+                if message is END:
                     return
                 for reply in _receive(exchange, message, picker):
                     await write(reply)
@@ -100,7 +102,7 @@ def _receive(exchange: Exchange, message: Any, picker: Picker) -> list[bytes]:
         raise
 
 
-def _access_log_handler(picker: Picker) -> grpc.GenericRpcHandler:
+def _access_log_handler(picker: Picker) -> Any:
     feed: Callable[[Any], Any] = picker.driver.feed
 
     async def stream_access_logs(messages: AsyncIterator[Any], _: Any) -> Any:
