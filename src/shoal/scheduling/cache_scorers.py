@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from shoal.pool import Decision, Endpoint, FleetView, Request, Signals
-from shoal.scheduling.columns import PerFleet, known, worst_low
+from shoal.pool import Decision, Endpoint, FleetView, Request
+from shoal.scheduling.columns import PerFleet, known, own_tokens, worst_low
 from shoal.scheduling.plugin import Ignored, Mask, Ref, Scores
 
 PrefixRef = Annotated[str, "the prefix producer to read", Ref("approx-prefix-cache-producer")]
@@ -21,7 +21,7 @@ def matched_ratio(request: Request, view: FleetView) -> Scores:
     """Return the share of the prompt that each candidate is expected to hold, 0 where unknown."""
     if request.prompt_tokens <= 0:
         return np.zeros(len(view))
-    return np.fmin(np.fmax(known(view, "matched_tokens"), 0.0) / request.prompt_tokens, 1.0)
+    return 1.0 - own_tokens(request, view) / request.prompt_tokens
 
 
 class PrefixCacheScorer:
@@ -66,18 +66,19 @@ class LoraAffinityScorer:
     needs: ClassVar[tuple[str, ...]] = ()
 
     def score(self, request: Request, view: FleetView) -> Scores:
+        # One plain loop: at 1,000 endpoints a call per endpoint would take half of the decision's budget.
         model = request.model
-        return worst_low(np.fromiter((self._fit(model, seen) for seen in view.signals), np.float64, len(view)))
-
-    @staticmethod
-    def _fit(model: str, seen: Signals | None) -> float:
-        if seen is None:
-            return np.nan
-        if model in seen.running_adapters:
-            return 1.0
-        if len(seen.running_adapters) + len(seen.waiting_adapters) < (seen.max_adapters or 0):
-            return 0.8
-        return 0.6 if model in seen.waiting_adapters else 0.0
+        fits = []
+        for seen in view.signals:
+            if seen is None:
+                fits.append(np.nan)
+            elif model in (running := seen.running_adapters):
+                fits.append(1.0)
+            elif len(running) + len(seen.waiting_adapters) < (seen.max_adapters or 0):
+                fits.append(0.8)
+            else:
+                fits.append(0.6 if model in seen.waiting_adapters else 0.0)
+        return worst_low(np.array(fits))
 
 
 class NoHitLruScorer:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shoal.pool import FleetView, Request
-from shoal.scheduling.columns import known, worst_high
+from shoal.scheduling.columns import highest, is_known, known, lowest, own_tokens, worst_high
 from shoal.scheduling.plugin import Mask, Scores
 
 
@@ -73,68 +73,71 @@ class ExpectedWaitScorer:
 
     def score(self, request: Request, view: FleetView) -> Scores:
         requests = _counted(view, "inflight_requests")
-        trial = _counted(view, "is_trial") > 0
+        trial = _trial(view)
         median, pace = self._speeds(view, trial)
-        own = _own_tokens(request, view)
+        own = own_tokens(request, view)
         cost = (self._own_weight * own + _counted(view, "inflight_uncached_tokens")) * (pace * median)
         cost += requests * self._request_seconds(view, median)
-        spread = (own.max() - own.min()) * median
+        spread = (highest(own) - lowest(own)) * median
         if spread > 0 and self._imbalance_weight > 0:
             busy = requests * pace
-            settled = busy if not trial.any() or trial.all() else busy[~trial]
-            mean = settled.mean()
+            mean = _mean(busy if trial is None else busy[~trial])
             cost += (self._imbalance_weight * spread / (mean + self._slack)) * np.maximum(busy - mean, 0.0)
-        scores = 1.0 / (1.0 + cost)
-        if trial.any():
-            scores[self._has_trial_enough(trial, requests)] = 0.0
+        scores: Scores = 1.0 / (1.0 + cost)
+        if trial is not None:
+            limit = max(1.0, self._trial_share * _mean(requests[~trial]))
+            scores[trial & (requests >= limit)] = 0.0
         return scores
 
-    def _speeds(self, view: FleetView, trial: Mask) -> tuple[float, Scores | float]:
+    def _speeds(self, view: FleetView, trial: Mask | None) -> tuple[float, Scores | float]:
         """Return the median seconds per token and each candidate's multiple of it, rounded to steps."""
         speed = known(view, "prefill_s_per_token")
-        if trial.any() and not trial.all():
+        if trial is not None:
             speed = np.where(trial, np.nan, speed)
         median = _median(speed)
         if math.isnan(median) or median <= 0:
             return self._default_speed, 1.0
-        ratio = np.maximum(np.where(np.isnan(speed), 1.0, speed / median), 1e-3)
+        if trial is not None or not is_known(speed):
+            speed = np.where(np.isnan(speed), median, speed)
         if self._step <= 1:
-            return median, ratio
-        if ratio.max() <= ratio.min() * self._step:
+            return median, speed / median
+        if highest(speed) <= lowest(speed) * self._step:
             return median, 1.0
-        return median, self._step ** np.rint(np.log(ratio) / math.log(self._step))
+        steps = np.rint(np.log(np.maximum(speed / median, 1e-3)) / math.log(self._step))
+        return median, self._step**steps
 
     def _request_seconds(self, view: FleetView, median_speed: float) -> Scores | float:
         """Return the seconds that a request in flight adds, per candidate."""
         seconds = known(view, "request_s")
+        if is_known(seconds):
+            return seconds
         median = _median(seconds)
         if math.isnan(median):
             return self._request_tokens * median_speed
         return np.where(np.isnan(seconds), median, seconds)
 
-    def _has_trial_enough(self, trial: Mask, requests: Scores) -> Mask:
-        """Return true for the trial endpoints that may not get more now; none when all are on trial."""
-        if trial.all():
-            return ~trial
-        limit = max(1.0, self._trial_share * float(requests[~trial].mean()))
-        enough: Mask = trial & (requests >= limit)
-        return enough
 
-
-def _own_tokens(request: Request, view: FleetView) -> Scores:
-    """Return the prompt tokens that each candidate would have to prefill; what is not known is not cached."""
-    own: Scores = np.maximum(request.prompt_tokens - np.fmax(known(view, "matched_tokens"), 0.0), 0.0)
-    return own
+def _trial(view: FleetView) -> Mask | None:
+    """Return which candidates are on trial, None when none or all are: then there is nothing to compare with."""
+    column = known(view, "is_trial")
+    if not highest(column) > 0 or lowest(column) > 0:
+        return None
+    mask: Mask = column > 0
+    return mask
 
 
 def _counted(view: FleetView, name: str) -> Scores:
     """Return a column of counts, unknown ones as the largest known, all 0 where none is known."""
-    counts: Scores = np.fmax(worst_high(known(view, name)), 0.0)
-    return counts
+    column = known(view, name)
+    return column if is_known(column) else np.fmax(worst_high(column), 0.0)
+
+
+def _mean(column: Scores) -> float:
+    return float(np.add.reduce(column)) / len(column)
 
 
 def _median(column: Scores) -> float:
     """Return the lower median of the known values, NaN without any."""
-    count = int(np.count_nonzero(column == column))
+    count = len(column) if is_known(column) else int(np.count_nonzero(column == column))
     # NaN sorts last.  np.median costs ten times as much on a short column.
     return float(np.sort(column)[(count - 1) // 2]) if count else math.nan

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shoal.pool import FleetView, Request
-from shoal.scheduling.columns import fewest_first, known, worst_high
+from shoal.scheduling.columns import fewest_first, highest, known, own_tokens, worst_high
 from shoal.scheduling.plugin import Ignored, Ref, Scores
 from shoal.scheduling.producers import InflightLoadProducer
 
@@ -100,7 +100,7 @@ class ActiveRequestScorer:
 
     def score(self, request: Request, view: FleetView) -> Scores:
         count = worst_high(known(view, "inflight_requests"))
-        top = count.max()
+        top = highest(count)
         scores: Scores = (top - count) * (self._max_busy_score / max(top, 1.0))
         scores[count <= self._idle_threshold] = 1.0
         return scores
@@ -134,8 +134,7 @@ class TokenLoadScorer:
 
     def score(self, request: Request, view: FleetView) -> Scores:
         tokens = worst_high(known(view, "inflight_uncached_tokens"))
-        matched = np.fmax(known(view, "matched_tokens"), 0.0)
-        tokens = tokens + np.maximum(request.prompt_tokens - matched, 0.0)
+        tokens = tokens + own_tokens(request, view)
         if self._is_output_counted:
             tokens = tokens + worst_high(known(view, "inflight_output_tokens"))
         scores: Scores = np.maximum(1.0 - tokens / self._threshold, 0.0)

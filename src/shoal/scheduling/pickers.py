@@ -23,7 +23,7 @@ def best(total: Scores, count: int, chance: np.random.Generator, taken: Iterable
         skipped += 1
     chosen = []
     for _ in range(min(count, len(left) - skipped)):
-        ties = np.flatnonzero(left == left.max())
+        (ties,) = (left == left[left.argmax()]).nonzero()
         position = int(ties[0] if len(ties) == 1 else ties[int(chance.random() * len(ties))])
         chosen.append(position)
         left[position] = -np.inf
