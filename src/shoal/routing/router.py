@@ -266,7 +266,8 @@ class Router:
         if match is None:
             return np.zeros(len(self._fleet))
         blocks = match.blocks[self._fleet.slots]
-        return np.minimum(blocks * float(BLOCK_TOKENS), float(request.prompt_tokens))
+        tokens: Floats = np.minimum(blocks * float(BLOCK_TOKENS), float(request.prompt_tokens))
+        return tokens
 
     def _fresh(self, now: float, name: str) -> Floats:
         is_stale = self._fleet.columns["signals_at"] < now - STALE_SIGNALS_S
