@@ -14,7 +14,8 @@ from shoal.kernel import InvalidInput
 from shoal.pool import ServedModel
 
 MAX_NAMES = 1000
-_MAX_CHARS = 200
+_MAX_CHARS = 100
+_MAX_COMPARED = 300
 _NEAR_RATIO = 0.6
 
 
@@ -85,18 +86,22 @@ def near_names(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ..
     wanted = _bare(name)
     if not wanted:
         return ()
-    scored: list[tuple[bool, float, str]] = []
-    for candidate in sorted(set(known))[:MAX_NAMES]:
+    matcher = SequenceMatcher(None, "", wanted, autojunk=False)
+    rough: list[tuple[bool, float, str, str]] = []
+    for candidate in sorted(set(known))[:_MAX_COMPARED]:
         bare = _bare(candidate)
-        if not bare:
-            continue
-        matcher = SequenceMatcher(None, bare, wanted, autojunk=False)
-        is_part = len(wanted) >= 3 and (wanted in bare or bare in wanted)
-        if is_part or (matcher.real_quick_ratio() >= _NEAR_RATIO and matcher.quick_ratio() >= _NEAR_RATIO):
-            ratio = matcher.ratio()
-            if is_part or ratio >= _NEAR_RATIO:
-                scored.append((not is_part, -ratio, candidate))
-    return tuple(candidate for _, _, candidate in sorted(scored)[:limit])
+        matcher.set_seq1(bare)
+        is_part = len(wanted) >= 3 and len(bare) >= 3 and (wanted in bare or bare in wanted)
+        if is_part or matcher.real_quick_ratio() >= _NEAR_RATIO:
+            rough.append((not is_part, -matcher.quick_ratio(), candidate, bare))
+    near: list[tuple[bool, float, str]] = []
+    # The exact ratio costs ten times the upper bound, and is taken of the most promising only.
+    for is_apart, _, candidate, bare in sorted(rough)[: 4 * limit]:
+        matcher.set_seq1(bare)
+        ratio = matcher.ratio()
+        if not is_apart or ratio >= _NEAR_RATIO:
+            near.append((is_apart, -ratio, candidate))
+    return tuple(candidate for _, _, candidate in sorted(near)[:limit])
 
 
 def _bare(name: str) -> str:

@@ -4,6 +4,7 @@ Owns the rewriting of the top-level `model` and of `stream_options.include_usage
 all is decided by the router and its configuration.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from shoal.wire.multipart import Span, find_field, is_multipart
 _USAGE_APIS = (Api.CHAT, Api.COMPLETIONS)
 """Only these send usage on demand; the others send it by themselves or have none."""
 
-_BLANKS = b" \t\r\n"
+_EMPTY = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*\}")
 _DEFAULT_LIMITS = Limits()
 
 
@@ -91,8 +92,7 @@ def _ask_for_usage(body: bytes, options: Raw, edits: list[tuple[Span, bytes]], a
     if asked.include_usage:
         edits.append((_span(body, asked.include_usage), b"true"))
         return
-    rest = body[span.start + 1 : span.stop].lstrip(_BLANKS)
-    comma = b"" if rest == b"}" else b","
+    comma = b"" if _EMPTY.match(body, span.start, span.stop) else b","
     edits.append((Span(span.start + 1, span.start + 1), b'"include_usage":true' + comma))
 
 
@@ -114,16 +114,19 @@ def _address(buffer: bytes | Raw) -> int:
 
 
 def _apply(body: bytes, edits: list[tuple[Span, bytes]], added: list[bytes]) -> bytes:
+    if not edits and not added:
+        return body
     if added:
         end = body.rindex(b"}")
-        comma = b"" if body[:end].strip(_BLANKS) == b"{" else b","
+        comma = b"" if _EMPTY.match(body) else b","
         edits.append((Span(end, end), comma + b",".join(added)))
-    out: list[bytes] = []
+    view = memoryview(body)
+    out: list[bytes | memoryview] = []
     at = 0
     for span, value in sorted(edits):
-        out += (body[at : span.start], value)
+        out += (view[at : span.start], value)
         at = span.stop
-    out.append(body[at:])
+    out.append(view[at:])
     return b"".join(out)
 
 

@@ -46,13 +46,11 @@ class SseSplitter:
         start = 0
         # An end may begin in the last three bytes that were held.
         look = max(0, held - 3)
-        while (found := _END.search(data, look)) is not None:
-            # A CR at the very end may be half of a CRLF that the next chunk completes.
-            if found.end() == len(data) and data[-1:] == b"\r":
-                break
-            events.append(SseEvent(data[start : found.end()], not self._is_piece))
+        has_cr = b"\r" in data
+        while (stop := _end(data, look, has_cr)) > 0:
+            events.append(SseEvent(data[start:stop], not self._is_piece))
             self._is_piece = False
-            start = look = found.end()
+            start = look = stop
         self._pending = data[start:] if start else data
         if len(self._pending) > self._max_event_bytes:
             # Keep the last bytes back, so that a blank line cut in two is still seen.
@@ -61,6 +59,18 @@ class SseSplitter:
             self._pending = self._pending[cut:]
             self._is_piece = True
         return events
+
+
+def _end(data: bytes, look: int, has_cr: bool) -> int:
+    """Return where the first event that ends at or after `look` ends, 0 when none does."""
+    if not has_cr:
+        blank = data.find(b"\n\n", look)
+        return blank + 2 if blank >= 0 else 0
+    found = _END.search(data, look)
+    # A CR at the very end may be half of a CRLF that the next chunk completes.
+    if found is None or (found.end() == len(data) and data[-1:] == b"\r"):
+        return 0
+    return found.end()
 
 
 def data_of(event: bytes) -> bytes:
