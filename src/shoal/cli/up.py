@@ -42,15 +42,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="passed to each embedded engine, as --engine-arg=--slow-factor=2 (repeatable; see shoal engine --help)",
     )
     where = parser.add_argument_group("where")
-    where.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    where.add_argument("--port", type=int, default=8080, help="public port (8080; 0 takes a free one)")
-    where.add_argument("--metrics-port", type=int, default=9090, help="Prometheus page on 127.0.0.1 (9090; 0 for none)")
+    where.add_argument("--host", help="address to listen on (127.0.0.1, or what the configuration says)")
+    where.add_argument("--port", type=int, help="public port (8080; 0 takes a free one)")
+    where.add_argument("--metrics-port", type=int, help="Prometheus page on 127.0.0.1 (9090; 0 for none)")
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="sockets and files ($XDG_RUNTIME_DIR/shoal/PORT)")
     how = parser.add_argument_group("how")
     how.add_argument("--config", type=Path, metavar="FILE", help="EndpointPickerConfig; followed while it runs")
     how.add_argument("--workers", type=int, default=1, metavar="N", help="picker processes (1)")
     how.add_argument("--seed", type=int, default=0, help="seed of every random choice (0)")
-    how.add_argument("--drain-timeout", type=float, default=120.0, metavar="S", help="longest drain at the end (120)")
+    how.add_argument("--drain-timeout", type=float, metavar="S", help="longest drain at the end (30)")
     add_log_flags(how)
     parser.add_argument("--upgrade", action="store_true", help="replace the workers of the pool that runs on --port")
     parser.set_defaults(run=run)
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 def _upgrade(args: argparse.Namespace) -> int:
     from shoal.hosts.admin import find_pool
 
-    pool = find_pool(str(args.run_dir) if args.run_dir else None, args.port)
+    pool = find_pool(str(args.run_dir) if args.run_dir else None, 8080 if args.port is None else args.port)
     print("replacing the workers one by one ...", file=sys.stderr)
     done = pool.upgrade()
     print(done)

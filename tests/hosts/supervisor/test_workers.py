@@ -33,7 +33,8 @@ class Scene:
         self.ledger = Ledger()
         self.lost: list[str] = []
         self.extra: list[str] = []
-        self.workers = Workers(count, run_dir, self.command, self.ledger, self.lost.append)
+        self.workers = Workers(count, run_dir, self.command, self.ledger)
+        self.workers.on_lost(self.lost.append)
         self.answers = PoolAnswers(self.workers.seats, PoolPicture)
 
     def command(self, picker: str, grpc: Path, admin: Path) -> Sequence[str]:

@@ -46,6 +46,10 @@ class EmbeddedEngines:
             if port
         )
 
+    def unannounced(self) -> list[str]:
+        """Return the names of those that have not said where they listen."""
+        return [child.name for child, port in zip(self.children, self._ports, strict=True) if not port]
+
     async def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` from now on, and return."""
         self._changed = changed

@@ -140,10 +140,7 @@ class WorkerProcess:
 
 
 class Workers:
-    """The slots `0` to `count - 1`.
-
-    lost: told each incarnation that ended.
-    """
+    """The slots `0` to `count - 1`."""
 
     def __init__(
         self,
@@ -151,18 +148,21 @@ class Workers:
         run_dir: Path,
         command: Command,
         ledger: Ledger,
-        lost: Callable[[str], None],
     ) -> None:
         self._run_dir = run_dir
         self._command = command
         self._ledger = ledger
-        self._lost = lost
+        self._lost: Callable[[str], None] = lambda _: None
         self._number = 0
         self._upgrading = asyncio.Lock()
         self._serving = {str(picker): self._process(str(picker)) for picker in range(count)}
         self._others: list[WorkerProcess] = []
         self._drains: set[asyncio.Task[None]] = set()
         self._log = logs.get("supervisor")
+
+    def on_lost(self, lost: Callable[[str], None]) -> None:
+        """Have `lost` told each incarnation that ended."""
+        self._lost = lost
 
     def start(self) -> None:
         """Start one process per slot."""
@@ -251,7 +251,13 @@ class Workers:
 
     def _process(self, picker: str) -> WorkerProcess:
         return WorkerProcess(
-            picker, self._run_dir, self._command, self._ledger, self._next, self._in_service, self._lost
+            picker,
+            self._run_dir,
+            self._command,
+            self._ledger,
+            self._next,
+            self._in_service,
+            lambda name: self._lost(name),
         )
 
     def _next(self) -> int:

@@ -1,0 +1,107 @@
+"""Our Envoy as the supervisor handles it: settings from the configuration, endpoints, drain.
+
+Owns the translation of what the pool knows (targets, keys, certificate authorities, picker sockets) into Envoy's
+settings.  Files and process are `hosts.envoy`.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from shoal.hosts import logs
+from shoal.hosts.envoy import (
+    BackendTls,
+    EndpointAddress,
+    EnvoyProcess,
+    EnvoySettings,
+    Picker,
+    loaded,
+    write_endpoints,
+)
+from shoal.hosts.fleet import Target
+from shoal.hosts.supervisor.workers import service_socket
+from shoal.pool import Endpoint
+
+CONFIRM_S = 2.0
+"""Longest wait until Envoy holds new endpoints; it takes a few milliseconds when all is well."""
+
+_WATCHED = ("http.public.ext_proc.failure_mode_allowed", "cluster.pool.upstream_cx_overflow")
+
+
+class DataPlane:
+    """One Envoy in front of the pool.
+
+    base: settings from flags and configuration, without what this class fills in.  targets: endpoint id -> target.
+    """
+
+    def __init__(
+        self,
+        base: EnvoySettings,
+        pickers: Sequence[str],
+        run_dir: Path,
+        targets: Callable[[], dict[str, Target]],
+    ) -> None:
+        self._pickers = tuple(Picker(id=each, socket=str(service_socket(run_dir, each))) for each in pickers)
+        self._targets = targets
+        self._base = base
+        self._groups: dict[str, BackendTls] = {}
+        self._log = logs.get("envoy")
+        self.process = EnvoyProcess(self._settings(), log=self._say)
+
+    async def start(self) -> None:
+        """Start with an empty fleet: what an earlier pool left in the files is nobody's any more."""
+        write_endpoints(self._base.run_dir, ())
+        await self.process.start()
+
+    async def is_live(self) -> bool:
+        """Whether Envoy serves."""
+        return await self.process.admin.is_live()
+
+    def configure(self, base: EnvoySettings) -> None:
+        """Hand over changed settings, without a restart.  Raises ConfigError when they cannot be used."""
+        before, self._base = self._base, base
+        try:
+            self.process.apply(self._settings())
+        except Exception:
+            self._base = before
+            raise
+
+    async def show(self, endpoints: dict[str, Endpoint], waits: bool) -> bool:
+        """Write the endpoints that Envoy may send to; with `waits`, return whether it holds them."""
+        targets = self._targets()
+        addresses = [self._address(endpoint, targets.get(name)) for name, endpoint in endpoints.items()]
+        if self.process.settings.backend_tls != self._settings().backend_tls:
+            self.process.apply(self._settings())
+        version = write_endpoints(self._base.run_dir, addresses)
+        return await loaded(self.process.admin, version, timeout_s=CONFIRM_S) if waits else True
+
+    async def watched(self) -> dict[str, int]:
+        """Return the counters that should stay 0: requests past the picker, and connections over the limit."""
+        return await self.process.admin.gauges("|".join(f"^{name.replace('.', '[.]')}$" for name in _WATCHED))
+
+    async def drain(self, timeout_s: float) -> int:
+        """Accept no more, wait for requests in flight; returns how many were left."""
+        return await self.process.drain(timeout_s=timeout_s)
+
+    async def stop(self) -> None:
+        """End it now."""
+        await self.process.stop()
+
+    def _settings(self) -> EnvoySettings:
+        groups = tuple(self._groups[name] for name in sorted(self._groups))
+        return msgspec.structs.replace(self._base, pickers=self._pickers, backend_tls=groups or self._base.backend_tls)
+
+    def _address(self, endpoint: Endpoint, target: Target | None) -> EndpointAddress:
+        group = ""
+        if endpoint.is_tls:
+            sni = target.host if target is not None and not target.is_literal else ""
+            ca = target.ca_file if target is not None else ""
+            group = "tls-" + hashlib.sha256(f"{ca}\0{sni}".encode()).hexdigest()[:12]
+            self._groups[group] = BackendTls(name=group, ca=ca, sni=sni)
+        key = f"Bearer {target.api_key}" if target is not None and target.api_key else ""
+        return EndpointAddress(address=endpoint.address, tls=group, authorization=key)
+
+    def _say(self, line: str) -> None:
+        self._log.warning(line)

@@ -1,0 +1,110 @@
+"""What an operator may do to a running pool: endpoints, reload, upgrade.
+
+Owns the order within one operation, and that a bad one changes nothing.  How it is asked for (socket, signal, changed
+file) is for others.
+"""
+
+import asyncio
+
+from shoal.hosts import logs
+from shoal.hosts.fleet import UnknownEndpoint, parse_url
+from shoal.hosts.supervisor.parts import Parts
+from shoal.hosts.supervisor.server import NotFound
+from shoal.hosts.supervisor.settings import (
+    drain_s_of,
+    envoy_settings,
+    needs_new_workers,
+    needs_restart,
+    targets_of,
+)
+from shoal.hosts.supervisor.vitals import Vitals
+from shoal.kernel import ConfigError
+from shoal.routing import Configured
+
+
+class PoolOperations:
+    """The operations on the parts of one pool, one reload or upgrade at a time."""
+
+    def __init__(self, parts: Parts, vitals: Vitals) -> None:
+        self._parts = parts
+        self._vitals = vitals
+        self._turn = asyncio.Lock()
+        self._log = logs.get("supervisor")
+
+    async def add(self, url: str) -> list[str]:
+        """Add an engine, or take a drained one back.  Returns the ids known so far."""
+        target = parse_url(url if "://" in url else f"http://{url}", source="endpoint")
+        ids = self._parts.keeper.add(target)
+        self._log.info("endpoint added", url=target.url)
+        return ids or [target.url]
+
+    async def drain(self, name: str) -> list[str]:
+        """Offer it to no new request; it leaves when its requests are done."""
+        try:
+            ids = self._parts.keeper.drain(name)
+        except UnknownEndpoint as error:
+            raise NotFound(str(error)) from error
+        self._log.info("endpoint drains", ids=",".join(ids))
+        return ids
+
+    async def remove(self, name: str) -> list[str]:
+        """Take it out now."""
+        try:
+            ids = self._parts.keeper.remove(name)
+        except UnknownEndpoint as error:
+            raise NotFound(str(error)) from error
+        self._log.info("endpoint removed", ids=",".join(ids))
+        return ids
+
+    async def reload(self) -> str:
+        """Read the configuration again; a bad one is refused and the old one goes on.  Raises ConfigError."""
+        async with self._turn:
+            try:
+                return await self._reload()
+            except ConfigError as error:
+                self._vitals.reloads["refused"] += 1
+                self._vitals.config_error = str(error)
+                self._log.error("configuration refused, the old one goes on", why=error)
+                raise
+
+    async def upgrade(self) -> str:
+        """Replace the workers one by one by ones that run the code and flags of now."""
+        async with self._turn:
+            return await self._replace_workers()
+
+    def why_not_ready(self) -> str:
+        """Return "" when a request would be routed now, else what is missing."""
+        return self._vitals.why_not_ready()
+
+    async def _replace_workers(self) -> str:
+        parts = self._parts
+        done = await parts.workers.upgrade(drain_s_of(parts.options, parts.configuration.config.pool))
+        self._log.info("upgrade", result=done)
+        return done
+
+    async def _reload(self) -> str:
+        parts, configuration = self._parts, self._parts.configuration
+        text, config = await asyncio.to_thread(configuration.candidate)
+        before = configuration.config.pool
+        targets = await asyncio.to_thread(targets_of, config.pool)
+        settings = envoy_settings(config.pool, parts.ground, parts.run_dir / "envoy")
+        stuck = needs_restart(parts.ground, parts.options, configuration.at_start, config)
+        # Envoy first: it is the one that can still refuse (a certificate that cannot be read).
+        parts.plane.configure(settings)
+        configuration.accept(text, config)
+        configuration.accept_into(parts.run_dir)
+        parts.backends.replace(targets)
+        parts.gate.pass_on([Configured(text)])
+        self._vitals.reloads["accepted"] += 1
+        self._vitals.config_error = ""
+        self._log.info("configuration accepted", source=configuration.source)
+        if stuck:
+            self._log.warning("these settings take effect at the next start", settings=", ".join(stuck))
+        for warning in config.warnings:
+            self._log.warning(warning)
+        if stale := needs_new_workers(before, config.pool):
+            self._log.info("workers read these at their start, replacing them", settings=", ".join(stale))
+            await self._replace_workers()
+        return f"configuration of {configuration.source} is in use" + (
+            f"; at the next start: {', '.join(stuck)}" if stuck else ""
+        )

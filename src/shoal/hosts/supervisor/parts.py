@@ -1,0 +1,78 @@
+"""The parts of one pool, made and joined but not started.
+
+Owns who is given whom.  The order of starting and ending is `supervisor`.
+"""
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.hosts.fleet import FleetKeeper, Source
+from shoal.hosts.supervisor.configuration import Configuration
+from shoal.hosts.supervisor.configured import ConfiguredBackends
+from shoal.hosts.supervisor.dataplane import DataPlane
+from shoal.hosts.supervisor.engines import EmbeddedEngines
+from shoal.hosts.supervisor.gate import FleetGate
+from shoal.hosts.supervisor.ledger import Ledger
+from shoal.hosts.supervisor.options import Options
+from shoal.hosts.supervisor.pulse import Pulse
+from shoal.hosts.supervisor.settings import Ground, envoy_settings, targets_of
+from shoal.hosts.supervisor.workers import Workers, worker_command
+
+
+class Parts(NamedTuple):
+    """Everything that a pool is made of."""
+
+    options: Options
+    ground: Ground
+    run_dir: Path
+    configuration: Configuration
+    backends: ConfiguredBackends
+    engines: EmbeddedEngines
+    workers: Workers
+    pulse: Pulse
+    keeper: FleetKeeper
+    plane: DataPlane
+    gate: FleetGate
+
+    @property
+    def url(self) -> str:
+        """The public endpoint, as a client on this machine would write it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.ground.host, self.ground.host)
+        host = f"[{host}]" if ":" in host else host
+        scheme = "https" if self.plane.process.settings.tls is not None else "http"
+        return f"{scheme}://{host}:{self.ground.port}"
+
+
+def build(
+    options: Options, ground: Ground, run_dir: Path, configuration: Configuration, sources: Sequence[Source]
+) -> Parts:
+    """Make the parts.  Call it inside a running loop, with the run directory open."""
+    pool = configuration.config.pool
+    ledger = Ledger()
+    backends = ConfiguredBackends(targets_of(pool))
+    engines = EmbeddedEngines(options.engines, options.model, options.engine_args)
+    command = worker_command(
+        configuration.accept_into(run_dir),
+        options.workers,
+        options.seed,
+        secrets.token_hex(8),
+        run_dir,
+        options.log_format,
+    )
+    workers = Workers(options.workers, run_dir, command, ledger)
+    pulse = Pulse(workers)
+    outlet: list[FleetGate] = []
+    keeper = FleetKeeper(
+        [*sources, backends, engines],
+        lambda batch: outlet[0].take(batch),
+        busy=pulse.is_busy,
+        drained=pulse.until_drained,
+        seed=options.seed,
+    )
+    settings = envoy_settings(pool, ground, run_dir / "envoy")
+    plane = DataPlane(settings, workers.pickers, run_dir, keeper.targets)
+    gate = FleetGate(ledger, plane.show, workers.tell, workers.settled)
+    outlet.append(gate)
+    return Parts(options, ground, run_dir, configuration, backends, engines, workers, pulse, keeper, plane, gate)

@@ -1,0 +1,309 @@
+"""`shoal picker`: one picker worker and its fleet keeper in one process, for an Envoy or gateway that is not ours.
+
+The gateway dials gRPC over TCP (ext_proc, access log, health); the fleet's events go straight to the router.  The admin
+API is that of a pool with one worker, so the operator's verbs work alike.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+
+import grpc
+import grpc.aio
+import msgspec
+from aiohttp import web
+from grpc_health.v1 import health_pb2_grpc
+
+from shoal import __version__
+from shoal.hosts import logs
+from shoal.hosts.admin import ADMIN_SOCKET, PoolPicture, RunDir, default_for
+from shoal.hosts.extproc.admin import WorkerAdmin
+from shoal.hosts.extproc.service import serve, set_serving
+from shoal.hosts.extproc.worker import Worker, parser
+from shoal.hosts.fleet import FileSource, FleetKeeper, Source, StaticSource, UnknownEndpoint, parse_url
+from shoal.hosts.supervisor.answers import PoolAnswers, Seat
+from shoal.hosts.supervisor.configuration import Configuration
+from shoal.hosts.supervisor.link import WorkerLink
+from shoal.hosts.supervisor.ports import check_port
+from shoal.hosts.supervisor.server import AdminServer, NotFound
+from shoal.kernel import ConfigError
+from shoal.pool import EndpointState
+from shoal.routing import Configured, Event
+
+_WORKER_SOCKET = "w0.sock"
+_REPORT_S = 5.0
+_LOOK_S = 0.1
+
+_log = logs.get("picker")
+
+
+class PickerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `shoal picker`.
+
+    cert_dir: directory with `tls.crt` and `tls.key`, None for plain gRPC.  metrics_port: 0 for none.
+    """
+
+    backends: tuple[str, ...] = ()
+    backends_file: Path | None = None
+    config: Path | None = None
+    host: str = "127.0.0.1"
+    grpc_port: int = 9002
+    health_port: int = 9003
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 9090
+    cert_dir: Path | None = None
+    run_dir: Path | None = None
+    seed: int = 0
+    drain_s: float = 30.0
+
+    def check(self) -> None:
+        """Raise ConfigError when the flags make no picker."""
+        if not (self.backends or self.backends_file):
+            raise ConfigError("nothing to pick from; name engines with --backend URL or --endpoints FILE")
+
+
+async def run_picker(options: PickerOptions) -> int:
+    """Run the picker until a signal ends it; returns the exit status.  Raises ConfigError before anything starts."""
+    options.check()
+    configuration = Configuration(options.config)
+    sources = _sources(options)
+    credentials = _credentials(options.cert_dir)
+    for host, port, flag in (
+        (options.host, options.grpc_port, "--grpc-port"),
+        (options.host, options.health_port, "--grpc-health-port"),
+        (options.metrics_host, options.metrics_port, "--metrics-port"),
+    ):
+        if port:
+            check_port(host, port, flag)
+    run_dir = RunDir(options.run_dir or default_for(options.grpc_port))
+    run_dir.open()
+    try:
+        await StandalonePicker(options, configuration, sources, credentials, run_dir.path).run()
+    finally:
+        run_dir.close()
+    return 0
+
+
+class StandalonePicker(Worker):
+    """A worker that serves over TCP and keeps its own fleet.  Also what an operator may do to it."""
+
+    def __init__(
+        self,
+        options: PickerOptions,
+        configuration: Configuration,
+        sources: Sequence[Source],
+        credentials: grpc.ServerCredentials | None,
+        run_dir: Path,
+    ) -> None:
+        flags = ["--socket", "", "--admin", str(run_dir / _WORKER_SOCKET), "--seed", str(options.seed)]
+        super().__init__(parser().parse_args(flags), configuration.config, configuration.text)
+        self._picker_options = options
+        self._configuration = configuration
+        self._credentials = credentials
+        self._run_dir = run_dir
+        self._started_at = monotonic()
+        self._refused = ""
+        self._keeper = FleetKeeper(sources, self._take, busy=self._is_busy, seed=options.seed)
+        self._link = WorkerLink(run_dir / _WORKER_SOCKET)
+        self._answers = PoolAnswers(self._seats, self._about)
+        self._admin = AdminServer(self._answers, self)
+
+    async def run(self) -> None:
+        """Serve until a signal ends it."""
+        options = self._picker_options
+        limits = self._configuration.config.pool.limits
+        server, self._health = serve(
+            self.picker,
+            [f"{_bracketed(options.host)}:{options.grpc_port}"],
+            max_body_bytes=limits.max_body_bytes,
+            credentials=self._credentials,
+        )
+        health_server = self._health_server()
+        pages = web.AppRunner(WorkerAdmin(self.picker, self._drain, self._on_event).app(), access_log=None)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._open_admin(pages)
+            await server.start()
+            if health_server is not None:
+                await health_server.start()
+            await self._keeper.start()
+            tasks = self._watchers()
+            await self._stopped.wait()
+            _log.info("draining", up_to_s=options.drain_s)
+            await set_serving(self._health, False)
+            await server.stop(grace=options.drain_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._keeper.close()
+            await self._link.close()
+            await self._admin.stop()
+            await pages.cleanup()
+            await server.stop(grace=None)
+            if health_server is not None:
+                await health_server.stop(grace=None)
+            self.driver.close()
+            self._tracer.close()
+            _log.info("stopped")
+
+    # ------------------------------------------------------------------ operations
+
+    async def add(self, url: str) -> list[str]:
+        """Add an engine, or take a drained one back."""
+        target = parse_url(url if "://" in url else f"http://{url}", source="endpoint")
+        return self._keeper.add(target) or [target.url]
+
+    async def drain(self, name: str) -> list[str]:
+        """Offer it to no new request; it leaves when its requests are done."""
+        try:
+            return self._keeper.drain(name)
+        except UnknownEndpoint as error:
+            raise NotFound(str(error)) from error
+
+    async def remove(self, name: str) -> list[str]:
+        """Take it out now."""
+        try:
+            return self._keeper.remove(name)
+        except UnknownEndpoint as error:
+            raise NotFound(str(error)) from error
+
+    async def reload(self) -> str:
+        """Read the configuration again; a bad one is refused and the old one goes on.  Raises ConfigError."""
+        try:
+            text, config = await asyncio.to_thread(self._configuration.candidate)
+        except ConfigError as error:
+            self._refused = str(error)
+            _log.error("configuration refused, the old one goes on", why=error)
+            raise
+        self._configuration.accept(text, config)
+        self._take([Configured(text)])
+        self._refused = ""
+        _log.info("configuration accepted", source=self._configuration.source)
+        return f"configuration of {self._configuration.source} is in use"
+
+    async def upgrade(self) -> str:
+        """Refuse: one process cannot replace itself without its gateway noticing."""
+        raise ConfigError("a picker alone is upgraded by starting a second one and draining this (SIGTERM)")
+
+    def why_not_ready(self) -> str:
+        """Return "" when a request would be placed now, else what is missing."""
+        reports = self._keeper.reports()
+        if any(report.state is EndpointState.READY for report in reports):
+            return ""
+        waiting = [f"{report.url}: {report.reason or report.state}" for report in reports]
+        waiting += [f"{url}: {reason}" for url, reason in self._keeper.unresolved().items()]
+        return "no endpoint is ready: " + ("; ".join(waiting[:5]) or "none is named")
+
+    # ------------------------------------------------------------------ inside
+
+    def _take(self, batch: Sequence[Event]) -> None:
+        for event in batch:
+            self._on_event(event)
+            self.driver.feed(event)
+
+    def _is_busy(self, endpoint_id: str) -> bool:
+        status = self.driver.router.status()
+        return any(each.inflight_requests for each in status.endpoints if each.id == endpoint_id)
+
+    def _seats(self) -> list[Seat]:
+        return [Seat(picker="0", incarnation="0.1", link=self._link, pid=os.getpid(), state="serving")]
+
+    def _about(self) -> PoolPicture:
+        options = self._picker_options
+        warnings = [each for each in (self.why_not_ready(), self._refused) if each]
+        return PoolPicture(
+            url=f"grpc://{_bracketed(options.host)}:{options.grpc_port}",
+            pid=os.getpid(),
+            version=__version__,
+            at_s=monotonic() - self._started_at,
+            run_dir=str(self._run_dir),
+            is_ready=not self.why_not_ready(),
+            warnings=warnings,
+        )
+
+    async def _open_admin(self, pages: web.AppRunner) -> None:
+        options = self._picker_options
+        await pages.setup()
+        await web.UnixSite(pages, str(self._run_dir / _WORKER_SOCKET)).start()
+        await self._admin.listen_unix(self._run_dir / ADMIN_SOCKET)
+        if options.metrics_port:
+            await self._admin.listen_tcp(options.metrics_host, options.metrics_port)
+
+    def _health_server(self) -> grpc.aio.Server | None:
+        options = self._picker_options
+        if not options.health_port:
+            return None
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_insecure_port(f"{_bracketed(options.host)}:{options.health_port}")
+        return server
+
+    def _watchers(self) -> list[asyncio.Task[None]]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopped.set)
+        reloads: set[asyncio.Task[None]] = set()
+
+        def reload_soon() -> None:
+            task = loop.create_task(self._reload_quietly())
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload_soon)
+        work = [self._follow_configuration(), self._follow_readiness()]
+        if self._keys is not None:
+            work.append(self._keys.watch())
+        return [asyncio.create_task(each) for each in work]
+
+    async def _follow_configuration(self) -> None:
+        async for _ in self._configuration.changes():
+            await self._reload_quietly()
+
+    async def _reload_quietly(self) -> None:
+        with contextlib.suppress(ConfigError):  # it is logged, and the old configuration goes on
+            await self.reload()
+
+    async def _follow_readiness(self) -> None:
+        """Serve as soon as there is something to pick; say why not until then."""
+        loop = asyncio.get_running_loop()
+        is_told = False
+        report_at = loop.time() + _REPORT_S
+        while True:
+            why_not = self.why_not_ready()
+            if not why_not and not is_told:
+                is_told = True
+                await set_serving(self._health, True)
+                options = self._picker_options
+                print(f"shoal picker is ready: {_bracketed(options.host)}:{options.grpc_port}", flush=True)
+            elif why_not and loop.time() >= report_at:
+                _log.info("no endpoint to pick", why=why_not)
+                report_at = loop.time() + _REPORT_S
+            await asyncio.sleep(_LOOK_S)
+
+
+def _sources(options: PickerOptions) -> list[Source]:
+    sources: list[Source] = []
+    if options.backends:
+        sources.append(StaticSource([parse_url(url) for url in options.backends]))
+    if options.backends_file is not None:
+        sources.append(FileSource(options.backends_file))
+    return sources
+
+
+def _credentials(cert_dir: Path | None) -> grpc.ServerCredentials | None:
+    """Read `tls.crt` and `tls.key`.  Raises ConfigError."""
+    if cert_dir is None:
+        return None
+    try:
+        pair = ((cert_dir / "tls.key").read_bytes(), (cert_dir / "tls.crt").read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename}: {error.strerror}", source="--cert-path") from error
+    return grpc.ssl_server_credentials([pair])
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,131 @@
+"""How the pool is: ready or why not, what is open, what an operator should look at, its own metrics.
+
+Owns what the supervisor says of itself.  The figures of the workers are merged by `answers`.
+"""
+
+import asyncio
+import os
+from time import monotonic
+
+from shoal import __version__
+from shoal.hosts import logs
+from shoal.hosts.admin import PoolPicture
+from shoal.hosts.supervisor.merging import Family
+from shoal.hosts.supervisor.parts import Parts
+
+_LOOK_S = 1.0
+
+
+class Vitals:
+    """Looks at the parts of the pool now and then."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._started_at = monotonic()
+        self._is_envoy_live = False
+        self._passed: dict[str, int] = {}
+        self._log = logs.get("supervisor")
+        self.reloads = {"accepted": 0, "refused": 0}
+        self.config_error = ""
+
+    async def run(self) -> None:
+        """Look at Envoy until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_LOOK_S if self._is_envoy_live else _LOOK_S / 10)
+
+    async def look(self) -> None:
+        """Look once."""
+        plane = self._parts.plane
+        self._is_envoy_live = await plane.is_live()
+        if not self._is_envoy_live:
+            return
+        passed = await plane.watched()
+        for name, count in passed.items():
+            if count > self._passed.get(name, 0):
+                self._log.warning("requests went past the pickers or over a limit", counter=name, total=count)
+        self._passed = passed
+
+    def why_not_ready(self) -> str:
+        """Return "" when a request would be routed now, else what is missing."""
+        parts = self._parts
+        if not self._is_envoy_live:
+            return "Envoy does not serve yet"
+        if not parts.workers.is_in_service():
+            return "no picker worker is in service"
+        if parts.gate.ready:
+            return ""
+        waiting = [f"{report.url}: {report.reason or report.state}" for report in parts.keeper.reports()]
+        waiting += [f"{url}: {reason}" for url, reason in parts.keeper.unresolved().items()]
+        waiting += [f"{name}: starting" for name in parts.engines.unannounced()]
+        return "no endpoint is ready: " + ("; ".join(waiting[:5]) or "none is named")
+
+    def warnings(self) -> list[str]:
+        """Return what an operator should look at now."""
+        found = list(standing_warnings(self._parts))
+        if self.config_error:
+            found.append(f"the configuration file is not in use, the one before it is: {self.config_error}")
+        if why_not := self.why_not_ready():
+            found.append(why_not)
+        found += [f"Envoy counts {count} of {name}" for name, count in self._passed.items() if count]
+        return found
+
+    def about(self) -> PoolPicture:
+        """Return the pool's own part of the picture."""
+        parts = self._parts
+        return PoolPicture(
+            url=parts.url,
+            pid=os.getpid(),
+            version=__version__,
+            at_s=monotonic() - self._started_at,
+            run_dir=str(parts.run_dir),
+            is_ready=not self.why_not_ready(),
+            warnings=self.warnings(),
+        )
+
+    def families(self) -> list[Family]:
+        """Return the pool's own metrics."""
+        children = [*parts_children(self._parts)]
+        return [
+            _gauge("shoal_ready", "Whether a request would be routed now.", [({}, float(not self.why_not_ready()))]),
+            _gauge("shoal_envoy_live", "Whether Envoy serves.", [({}, float(self._is_envoy_live))]),
+            Family(
+                name="shoal_child_restarts",
+                help="Restarts of a child process after it ended unasked.",
+                type="counter",
+                samples=[("_total", {"child": name}, float(count)) for name, count in children],
+            ),
+            Family(
+                name="shoal_config_reloads",
+                help="Reloads of the configuration, by what became of them.",
+                type="counter",
+                samples=[("_total", {"result": result}, float(count)) for result, count in self.reloads.items()],
+            ),
+            Family(
+                name="shoal_envoy_watched",
+                help="Counters of Envoy that stay 0 while all is well.",
+                type="counter",
+                samples=[("_total", {"name": name}, float(count)) for name, count in self._passed.items()],
+            ),
+        ]
+
+
+def standing_warnings(parts: Parts) -> list[str]:
+    """Return what the operator chose and should know."""
+    found = list(parts.configuration.config.warnings)
+    is_local = parts.ground.host in ("127.0.0.1", "::1", "localhost")
+    if not is_local and not parts.configuration.config.pool.auth.keys_file:
+        found.append(f"{parts.ground.host}:{parts.ground.port} is open to the network and asks for no API key")
+    return found
+
+
+def parts_children(parts: Parts) -> list[tuple[str, int]]:
+    """Return each child process with its restarts, those of one name added up."""
+    counts: dict[str, int] = {}
+    for child in (*parts.engines.children, *(process.child for process in parts.workers.processes)):
+        counts[child.name] = counts.get(child.name, 0) + child.restarts
+    return sorted(counts.items())
+
+
+def _gauge(name: str, text: str, values: list[tuple[dict[str, str], float]]) -> Family:
+    return Family(name=name, help=text, type="gauge", samples=[("", labels, value) for labels, value in values])

@@ -1,0 +1,200 @@
+"""A whole pool: `shoal up` with real engines, workers and Envoy."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from pool_rig import Pool, body, is_gone, until
+
+from shoal.cli import main
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Two engines and two workers, shared by the tests that leave it whole."""
+    directory = tmp_path_factory.mktemp("pool")
+    config = directory / "epp.yaml"
+    config.write_text("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n")
+    running = Pool(directory, ["--engines", "2", "--workers", "2", "--config", str(config)])
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.end()
+
+
+class Load:
+    """Requests one after the other from a few threads; keeps what did not go well."""
+
+    def __init__(self, pool: Pool, threads: int = 3) -> None:
+        self.done = 0
+        self.bad: list[str] = []
+        self._stop = threading.Event()
+        self._pool = pool
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(threads)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        with httpx.Client(timeout=60.0) as client:
+            turn = 0
+            while not self._stop.is_set():
+                turn += 1
+                try:
+                    answer = client.post(f"{self._pool.url}/v1/chat/completions", json=body(f"{number} {turn}"))
+                    if answer.status_code != 200:
+                        self.bad.append(f"{answer.status_code} {answer.text[:200]}")
+                except httpx.HTTPError as error:
+                    self.bad.append(repr(error))
+                self.done += 1
+
+
+def test_the_first_lines_say_what_is_open_and_the_last_that_it_is_ready(pool: Pool) -> None:
+    said = pool.said()
+    assert "open to clients address=127.0.0.1:" in said
+    assert "auth=off tls=off" in said
+    assert f"shoal is ready: {pool.url}" in said
+
+
+def test_a_request_is_served_and_explained(pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pool.chat(request_id="e2e-explain").status_code == 200
+    flags = ["--run-dir", str(pool.run_dir)]
+    until(lambda: "served by engine-" in _explain(flags, capsys))
+    picture = pool.client.picture()
+    assert picture.is_ready
+    assert not picture.is_partial
+    assert {endpoint.id for endpoint in picture.endpoints} == {"engine-0", "engine-1"}
+    assert len(picture.workers) == 2
+
+
+def _explain(flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    main(["explain", "e2e-explain", *flags])
+    return capsys.readouterr().out
+
+
+def test_counts_of_all_workers_are_one(pool: Pool) -> None:
+    before = pool.client.picture().requests_total
+    for turn in range(12):
+        assert pool.chat(f"count {turn}").status_code == 200
+    picture = pool.client.picture()
+    assert picture.requests_total == before + 12
+    assert until(lambda: pool.client.picture().inflight == 0)
+
+
+def test_a_killed_worker_is_back_with_the_fleet_and_no_request_fails(pool: Pool) -> None:
+    victim = pool.client.picture().workers[0].pid
+    assert victim is not None
+    with Load(pool) as load:
+        until(lambda: load.done > 5)
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: pool.client.picture().workers[0].pid not in (None, victim), why=pool.said)
+        until(lambda: not pool.client.picture().is_partial)
+        mark = load.done
+        until(lambda: load.done > mark + 10)
+    assert load.bad == []
+    assert len(pool.client.picture().endpoints) == 2
+
+
+def test_an_upgrade_under_load_replaces_every_worker_and_no_request_fails(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = {worker.pid for worker in pool.client.picture().workers}
+    with Load(pool) as load:
+        until(lambda: load.done > 5)
+        assert main(["up", "--upgrade", "--run-dir", str(pool.run_dir)]) == 0
+        mark = load.done
+        until(lambda: load.done > mark + 10)
+    assert load.bad == []
+    assert "2 worker(s) replaced" in capsys.readouterr().out
+    until(lambda: not old & {worker.pid for worker in pool.client.picture().workers}, why=pool.said)
+    assert until(lambda: len(pool.client.picture().workers) == 2)
+
+
+def test_an_invalid_configuration_is_refused_and_a_good_one_needs_no_envoy_restart(pool: Pool) -> None:
+    config = pool.log.parent / "epp.yaml"
+    good, envoy = config.read_text(), pool.envoy_pid()
+    config.write_text(good + "plugins:\n- type: no-such-plugin\n")
+    until(lambda: "configuration refused" in pool.said())
+    assert "no-such-plugin" in pool.said()
+    assert pool.chat().status_code == 200
+    assert any("no-such-plugin" in warning for warning in pool.client.picture().warnings)
+    config.write_text(good + "plugins:\n- type: queue-scorer\n- type: max-score-picker\n")
+    until(lambda: "configuration accepted" in pool.said())
+    assert not any("no-such-plugin" in warning for warning in pool.client.picture().warnings)
+    assert pool.chat().status_code == 200
+    assert pool.envoy_pid() == envoy
+
+
+def test_an_endpoint_drains_and_comes_back_while_the_pool_runs(pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--run-dir", str(pool.run_dir)]
+    address = next(each.address for each in pool.client.picture().endpoints if each.id == "engine-1")
+    assert main(["endpoint", "drain", "engine-1", *flags]) == 0
+    assert "drained engine-1" in capsys.readouterr().out
+    assert [each.id for each in pool.client.picture().endpoints] == ["engine-0"]
+    assert pool.chat().status_code == 200
+    assert main(["endpoint", "add", f"http://{address}", *flags]) == 0
+    until(lambda: sum(each.state == "ready" for each in pool.client.picture().endpoints) == 2, why=pool.said)
+
+
+def test_a_killed_engine_is_started_again_under_its_address_and_returns(pool: Pool) -> None:
+    engine = next(each for each in pool.family() if "engine" in each.cmdline())
+    addresses = {each.address for each in pool.client.picture().endpoints}
+    engine.kill()
+    until(lambda: any(each.state != "ready" for each in pool.client.picture().endpoints), why=pool.said)
+    until(lambda: all(each.state == "ready" for each in pool.client.picture().endpoints), why=pool.said)
+    assert {each.address for each in pool.client.picture().endpoints} == addresses
+    assert pool.chat().status_code == 200
+
+
+def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path) -> None:
+    pool = Pool(tmp_path, ["--engines", "1"])
+    try:
+        pool.wait_ready()
+        family = [each.pid for each in pool.family()]
+        chunks: list[str] = []
+        began = threading.Event()
+
+        def stream() -> None:
+            request = {"json": body("stream", tokens=60, stream=True), "timeout": 60.0}
+            with httpx.stream("POST", f"{pool.url}/v1/chat/completions", **request) as answer:  # type: ignore[arg-type]
+                for line in answer.iter_lines():
+                    chunks.append(line)
+                    began.set()
+
+        client = threading.Thread(target=stream)
+        client.start()
+        assert began.wait(60.0)
+        pool.process.send_signal(signal.SIGTERM)
+        client.join()
+        assert "data: [DONE]" in chunks
+        assert pool.process.wait(60.0) == 0
+        until(lambda: all(is_gone(pid) for pid in family))
+        assert not list(pool.run_dir.glob("*.sock"))
+    finally:
+        pool.end()
+
+
+def test_children_are_gone_when_the_supervisor_was_killed(tmp_path: Path) -> None:
+    pool = Pool(tmp_path, ["--engines", "1"])
+    try:
+        pool.wait_ready()
+        family = [each.pid for each in pool.family()]
+        assert len(family) >= 4
+        pool.process.kill()
+        until(lambda: all(is_gone(pid) for pid in family))
+    finally:
+        pool.end()
