@@ -4,7 +4,8 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +17,34 @@ from bench.ground import pool_of_engines
 from shoal.hosts.load import run_load
 from shoal.workload import multi_turn
 
-_JOURNAL_FLAG = "--journal"
+_JOURNALED = """\
+apiVersion: shoal.dev/v1alpha1
+kind: Pool
+journal:
+  path: {directory}
+"""
+
+
+@contextmanager
+def _journaling() -> Iterator[tuple[Path, list[str]]]:
+    """A directory for journals, and the flags of `shoal up` that fill it."""
+    with tempfile.TemporaryDirectory(prefix="shoal-journal-") as root:
+        directory, config = Path(root) / "journal", Path(root) / "config.yaml"
+        directory.mkdir()
+        config.write_text(_JOURNALED.format(directory=directory))
+        yield directory, ["--config", str(config)]
 
 
 def _added(measure: Callable[[float, Sequence[str]], Figure], scale: float) -> Figure:
     """Median of three pairs of runs, off and on in turn."""
     rows: list[tuple[float, float]] = []
     for _ in range(3):
-        with tempfile.TemporaryDirectory(prefix="shoal-journal-") as directory:
+        with _journaling() as (directory, flags):
             off = measure(scale / 2, ())
-            on = measure(scale / 2, (_JOURNAL_FLAG, directory))
+            on = measure(scale / 2, flags)
             if off.void or on.void:
                 return Figure(value=float("nan"), void=off.void or on.void)
-            if not any(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file()):
+            if not any(path.stat().st_size for path in directory.rglob("*") if path.is_file()):
                 return Figure(value=float("nan"), void="no journal was written")
             rows.append((off.value, on.value))
     return Figure(value=float(np.median([on - off for off, on in rows])), details={"off_on_us": rows})
@@ -46,19 +62,19 @@ def _large(scale: float) -> Figure:
 
 @bar("router.journal-replay", "journals of a live run that `shoal replay` does not reproduce", at_most=0)
 def _replay(scale: float) -> Figure:
-    async def record(directory: str) -> int:
+    async def record(flags: list[str]) -> int:
         plan = multi_turn(
             np.random.default_rng(3), chats=max(8, int(64 * scale)), turns=4, system_chars=4_000, concurrency=16
         )
-        async with pool_of_engines(2, (_JOURNAL_FLAG, directory)) as pool:
+        async with pool_of_engines(2, flags) as pool:
             report = await run_load(plan, pool.url, model=await pool.stage.model())
             await asyncio.sleep(0.5)
             await pool.stage.stop()
         return report.failed
 
-    with tempfile.TemporaryDirectory(prefix="shoal-journal-") as directory:
-        failed = uvloop.run(record(directory))
-        journals = sorted(path for path in Path(directory).rglob("*") if path.is_file())
+    with _journaling() as (directory, flags):
+        failed = uvloop.run(record(flags))
+        journals = sorted(path for path in directory.rglob("*") if path.is_file())
         outputs = [
             subprocess.run(
                 [sys.executable, "-m", "shoal.cli", "replay", str(path)], capture_output=True, text=True, check=False
