@@ -6,7 +6,8 @@ folder is watched and the file's identity compared.  What the bytes mean is the 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 
 from watchfiles import awatch
@@ -47,23 +48,25 @@ class WatchedFile:
             return False
         return (status.st_mtime_ns, status.st_ino, status.st_size) != self._seen
 
-    async def changes(self, recheck_s: float = 5.0) -> AsyncIterator[None]:
-        """Yield after each change, until cancelled; the caller reads before it asks for the next.
+    async def changes(self, recheck_s: float = 5.0) -> AsyncGenerator[None, None]:
+        """Yield after each change, until closed; the caller reads before it asks for the next.
 
         recheck_s: the file is looked at this often even when no notice comes (network file systems send none).
         """
         while True:
             try:
-                async for _ in awatch(
+                notices = awatch(
                     self.path.parent,
                     watch_filter=None,
                     recursive=False,
                     debounce=400,
                     rust_timeout=int(recheck_s * 1000),
                     yield_on_timeout=True,
-                ):
-                    if self.is_changed():
-                        yield
+                )
+                async with aclosing(notices):
+                    async for _ in notices:
+                        if self.is_changed():
+                            yield
             except (OSError, RuntimeError):
                 # The folder itself is gone or cannot be watched: fall back to looking now and then.
                 await asyncio.sleep(recheck_s)

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from contextlib import aclosing
 from pathlib import Path
 
 from shoal.hosts.filewatch import WatchedFile
@@ -93,13 +94,14 @@ class KeyRing:
 
     async def watch(self) -> None:
         """Follow the file until cancelled; an edit that cannot be read is logged and changes nothing."""
-        async for _ in self._file.changes():
-            try:
-                self.reload()
-            except ConfigError as error:
-                log.error(f"keys not reloaded, the last ones stay valid: {error}")
-            else:
-                log.info(f"{self._file.path} reloaded", keys=len(self))
+        async with aclosing(self._file.changes()) as changes:
+            async for _ in changes:
+                try:
+                    self.reload()
+                except ConfigError as error:
+                    log.error(f"keys not reloaded, the last ones stay valid: {error}")
+                else:
+                    log.info(f"{self._file.path} reloaded", keys=len(self))
 
     def check(self, authorization: str | None, x_api_key: str | None = None) -> str | None:
         """Return the name behind a request's `authorization` (Bearer) or `x-api-key` header, None when not let in."""

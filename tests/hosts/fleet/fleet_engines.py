@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
@@ -56,11 +57,12 @@ class ScriptedEngine:
         self.page: bytes | None = None
         self.models_body: bytes | None = None
         self.delay_s = 0.0
+        self.tls: ssl.SSLContext | None = None
         self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}"
+        return f"{'https' if self.tls else 'http'}://{self.address}"
 
     @property
     def address(self) -> str:
@@ -78,7 +80,7 @@ class ScriptedEngine:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self.tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

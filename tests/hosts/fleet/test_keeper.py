@@ -1,13 +1,19 @@
 import asyncio
+import ipaddress
 import logging
 import os
+import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from fleet_engines import FAST, Kept, Recorder, ScriptedEngine, run, target, until
 
-from shoal.hosts.fleet import FileSource, FleetKeeper, Pace, StaticSource, UnknownEndpoint, parse_url
+from shoal.hosts.fleet import FileSource, FleetKeeper, Pace, StaticSource, Target, UnknownEndpoint, parse_url
 from shoal.pool import EndpointState, ServedModel, Signals
 from shoal.routing import events
 
@@ -46,9 +52,9 @@ def test_what_holds_up_the_start_is_told_with_its_reason(caplog: pytest.LogCaptu
             await engine.stop()
             sources = StaticSource([target(engine), parse_url("http://nowhere.example:8000")])
             async with Kept(sources, lookup=nowhere) as (keeper, _):
-                lines = lambda: {record.getMessage() for record in caplog.records}  # noqa: E731
-                await until(lambda: f"waiting for {engine.url}: connection refused" in lines())
-                await until(lambda: any("waiting for http://nowhere.example:8000: the name" in x for x in lines()))
+                await until(lambda: f"waiting for {engine.url}: connection refused" in caplog.messages)
+                unresolved = "waiting for http://nowhere.example:8000: the name cannot be resolved"
+                await until(lambda: any(line.startswith(unresolved) for line in caplog.messages))
                 assert list(keeper.unresolved()) == ["http://nowhere.example:8000"]
 
     with caplog.at_level(logging.INFO, logger="shoal"):
@@ -306,7 +312,7 @@ def test_an_engine_under_a_new_name_moves_at_once() -> None:
         class Named(StaticSource):
             name = "old"
 
-            def targets(self) -> list:  # type: ignore[type-arg]
+            def targets(self) -> list[Target]:
                 return [target(engine, name=self.name)]
 
         async with ScriptedEngine() as engine:
@@ -316,10 +322,8 @@ def test_an_engine_under_a_new_name_moves_at_once() -> None:
                 source.name = "new"
                 keeper._reconcile()
                 await until(lambda: ready(sink, "new"))
-                joined_new = next(
-                    i for i, e in enumerate(sink.told) if getattr(e, "endpoint", None) and e.endpoint.id == "new"
-                )  # type: ignore[union-attr]
-                assert sink.told.index(events.EndpointLeft("old")) < joined_new
+                joined = next(event for event in sink.of(events.EndpointJoined) if event.endpoint.id == "new")
+                assert sink.told.index(events.EndpointLeft("old")) < sink.told.index(joined)
 
     run(test)
 
@@ -345,6 +349,62 @@ def test_a_backend_key_goes_to_its_engine_and_a_missing_one_is_told() -> None:
             assert engine.headers["Authorization"] == "Bearer canary"
             engine.status["/v1/models"] = 401
             await until(lambda: "wants an API key" in keeper.reports()[0].reason)
+
+    run(test)
+
+
+def test_a_certificate_is_trusted_by_its_own_authority_only(tmp_path: Path) -> None:
+    key_file, ca_file = self_signed(tmp_path)
+
+    async def test() -> None:
+        engine = ScriptedEngine()
+        engine.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        engine.tls.load_cert_chain(ca_file, key_file)
+        async with engine:
+            trusted = target(engine, name="trusted", ca_file=str(ca_file))
+            async with Kept(StaticSource([trusted])) as (_, sink):
+                await until(lambda: ready(sink, "trusted"))
+                assert sink.of(events.EndpointJoined)[0].endpoint.is_tls
+            async with Kept(StaticSource([target(engine)])) as (keeper, _):
+                await until(lambda: "certificate is not trusted" in keeper.reports()[0].reason)
+            missing = target(engine, ca_file=str(tmp_path / "gone.pem"))
+            async with Kept(StaticSource([missing])) as (keeper, _):
+                await until(lambda: "gone.pem cannot be used" in keeper.reports()[0].reason)
+
+    run(test)
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """Write a key and a certificate for 127.0.0.1; return their paths."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "engine")])
+    now = datetime.now(UTC)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    certificate = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    key_file, ca_file = folder / "key.pem", folder / "ca.pem"
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    ca_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return key_file, ca_file
+
+
+def test_a_drain_whose_books_cannot_be_read_waits_on() -> None:
+    async def test() -> None:
+        asked = 0
+
+        async def unknown(endpoint_id: str) -> None:
+            nonlocal asked
+            asked += 1
+            raise TimeoutError
+
+        async with ScriptedEngine() as engine, Kept(StaticSource([target(engine)]), drained=unknown) as (keeper, sink):
+            await until(lambda: ready(sink, engine.address))
+            keeper.drain(engine.address)
+            await until(lambda: asked >= 2)
+            assert sink.states(engine.address)[-1] == "draining"
 
     run(test)
 
@@ -392,6 +452,9 @@ def test_closing_leaves_nothing_behind_though_engines_are_in_every_state() -> No
             await keeper.start()
             await until(lambda: sum(report.state is EndpointState.READY for report in keeper.reports()) == 2)
             keeper.drain(two.url)
+            keeper.remove(one.url)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             await keeper.close()
 
     run(test)

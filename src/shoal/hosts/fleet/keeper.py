@@ -133,7 +133,7 @@ class FleetKeeper:
         tasks = [self._goodbyes[endpoint_id] for endpoint_id in ids if endpoint_id in self._goodbyes]
         if tasks:
             await asyncio.wait(tasks)
-            await self._outbox.settled()
+        await self._outbox.settled()
 
     def snapshot(self) -> list[events.Event]:
         """The events that bring a router that knows nothing to the present state of the fleet."""
@@ -267,16 +267,10 @@ class FleetKeeper:
         self._reconcile()
 
     async def _wait_drained(self, endpoint_id: str) -> None:
+        """Wait for the end of its requests; a caller that cannot tell now is asked again."""
         try:
             async with asyncio.timeout(self._pace.drain_timeout_s):
-                while True:
-                    try:
-                        return await self._drained(endpoint_id)
-                    except TimeoutError:
-                        raise
-                    except Exception:
-                        log.exception(f"whether {endpoint_id} has requests left is not known yet")
-                        await asyncio.sleep(1.0)
+                await kept_up(lambda: self._drained(endpoint_id), f"the drain of {endpoint_id}")
         except TimeoutError:
             log.warning(f"{endpoint_id} still has requests and is removed", after_s=self._pace.drain_timeout_s)
 

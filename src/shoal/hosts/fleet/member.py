@@ -123,7 +123,8 @@ class Member:
     async def close(self) -> None:
         """End its tasks and connections.  Tells nobody."""
         self._retire()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
+        # A caller that is cancelled while it waits must not leave a connection open: `wait` lets the closing go on.
+        await asyncio.wait(self._retiring)
 
     def is_report_due(self, now: float) -> bool:
         """Whether it is time again to tell the operator why it is not ready."""
@@ -189,7 +190,7 @@ class Member:
             else:
                 self._pass()
             is_well = self.state is EndpointState.READY and not self._failures
-            await asyncio.sleep(tempo.spread(tempo.pace.ready_s) if is_well else tempo.probe_wait_s())
+            await asyncio.sleep(tempo.probe_wait_s(tempo.pace.ready_s if is_well else tempo.pace.loading_s))
 
     async def _check(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -38,9 +38,9 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 0.02
     """Events that come within this time go to the sink together."""
     probes_per_s: float = 250.0
-    """Readiness checks of the whole fleet: with more endpoints loading, each is asked less often."""
-    scrapes_per_s: float = 500.0
-    """Scrapes of the whole fleet: with more endpoints busy, each is asked less often."""
+    """Readiness and health checks of the whole fleet: with more endpoints, each is asked less often."""
+    scrapes_per_s: float = 250.0
+    """Scrapes of the whole fleet: with more endpoints busy, each is asked less often, and one core bears it."""
     slots: int = 64
     """Calls under way at once to endpoints that answer; as many again to those that do not."""
 
@@ -59,9 +59,9 @@ class Tempo:
         """`seconds`, give or take 10 %."""
         return seconds * (0.9 + 0.2 * float(self._stream.random()))
 
-    def probe_wait_s(self) -> float:
-        """The wait before the next check of a loading endpoint."""
-        return self.spread(max(self.pace.loading_s, self.members / self.pace.probes_per_s))
+    def probe_wait_s(self, wanted_s: float) -> float:
+        """The wait before the next readiness check, not under the fleet's share."""
+        return self.spread(max(wanted_s, self.members / self.pace.probes_per_s))
 
     def scrape_wait_s(self, wanted_s: float) -> float:
         """The wait before the next scrape, not under the fleet's share."""

@@ -18,8 +18,10 @@ from shoal.wire import read_signals
 log = Log("fleet")
 
 _UNKNOWN = Signals()
-# A page that is costly to read is read so seldom that it takes at most this share of the loop.
+# A page that is costly to read is read so seldom that it takes at most this share of a core, and off the loop when
+# it is larger than what one engine with many ranks writes.
 _MAX_PARSE_RATIO = 0.02
+_MAX_INLINE_BYTES = 128 << 10
 
 
 class Scraper:
@@ -88,7 +90,9 @@ class Scraper:
                 "/metrics", limit_bytes=MAX_METRICS_BYTES, timeout_s=self._tempo.pace.scrape_timeout_s
             )
             began = asyncio.get_running_loop().time()
-            signals = read_signals(self._engine(page), page)
+            engine = self._engine(page)
+            is_small = len(page) <= _MAX_INLINE_BYTES
+            signals = read_signals(engine, page) if is_small else await asyncio.to_thread(read_signals, engine, page)
             self._parse_s = asyncio.get_running_loop().time() - began
         except (Unreachable, InvalidInput) as error:
             self._tell_problem(str(error))

@@ -6,6 +6,7 @@ reading failed.  Merging sources and looking up names is the keeper's and the re
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
@@ -91,16 +92,17 @@ class FileSource:
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Follow the file until cancelled."""
-        async for _ in self._file.changes():
-            before = self._targets
-            try:
-                await asyncio.to_thread(self._load)
-            except ConfigError as error:
-                log.error(f"backends not reloaded, the last good list is kept: {error}")
-                continue
-            if self._targets != before:
-                log.info(f"{self._file.path} reloaded", backends=len(self._targets))
-                changed()
+        async with aclosing(self._file.changes()) as changes:
+            async for _ in changes:
+                before = self._targets
+                try:
+                    await asyncio.to_thread(self._load)
+                except ConfigError as error:
+                    log.error(f"backends not reloaded, the last good list is kept: {error}")
+                    continue
+                if self._targets != before:
+                    log.info(f"{self._file.path} reloaded", backends=len(self._targets))
+                    changed()
 
     def _load(self) -> None:
         targets, problems = parse_backends(self._file.read(), self._file.path)
