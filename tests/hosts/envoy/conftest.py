@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from envoy_rig import Rig, rig
+from tests.hosts.envoy.envoy_rig import Rig, rig
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from envoy_rig import Rig
+from tests.hosts.envoy.envoy_rig import Rig
 
 pytestmark = pytest.mark.e2e
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from envoy_rig import Rig, sse
+from tests.hosts.envoy.envoy_rig import Rig, sse
 
 from shoal.hosts.envoy.settings import Clocks, Limits
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from envoy_rig import Answer, Rig, picker_process, rig, sse
+from tests.hosts.envoy.envoy_rig import Answer, Rig, picker_process, rig, sse
 
 from shoal.hosts.envoy import FailureMode
 from shoal.hosts.envoy.settings import Clocks

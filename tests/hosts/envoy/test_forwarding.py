@@ -8,7 +8,7 @@ import aiohttp
 import httpx
 import pytest
 from aiohttp import web
-from envoy_rig import Rig, free_port, sse
+from tests.hosts.envoy.envoy_rig import Rig, free_port, sse
 
 from shoal.hosts.envoy import EndpointAddress, loaded, write_endpoints
 

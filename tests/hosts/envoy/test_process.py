@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from envoy_rig import free_port, rig, sse
+from tests.hosts.envoy.envoy_rig import free_port, rig, sse
 
 from shoal.hosts.envoy import EnvoyFailed, EnvoyProcess, EnvoySettings, Picker
 from shoal.hosts.envoy.settings import Limits

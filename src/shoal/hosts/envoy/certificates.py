@@ -20,12 +20,14 @@ def trust_secret(name: str) -> str:
     return f"trust-{name}"
 
 
-def write_certificates(settings: EnvoySettings) -> str:
-    """Read certificates and roots again; returns a digest that changes when they do.
+def write_certificates(settings: EnvoySettings) -> tuple[str, ...]:
+    """Read certificates and roots again; returns digests, one per secret, that change when they do.
 
     Raises ConfigError when a file cannot be read or does not hold what it should.
     """
-    return write_resources(settings.run_dir, "sds", _secrets(settings))
+    # All are checked before the first is written.  Envoy takes one secret per file.
+    secrets = _secrets(settings)
+    return tuple(write_resources(settings.run_dir, "sds", [secret], secret["name"]) for secret in secrets)
 
 
 def _secrets(settings: EnvoySettings) -> list[Document]:

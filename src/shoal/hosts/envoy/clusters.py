@@ -135,7 +135,7 @@ def _tls_match(settings: EnvoySettings, group: BackendTls) -> Document:
     if group.is_verified and group.ca:
         context["validation_context_sds_secret_config"] = {
             "name": trust_secret(group.name),
-            "sds_config": source(settings.run_dir, "sds"),
+            "sds_config": source(settings.run_dir, "sds", trust_secret(group.name)),
         }
     elif group.is_verified:
         roots: Document = {"trusted_ca": {"filename": _SYSTEM_ROOTS}}

@@ -11,22 +11,19 @@ import xxhash
 
 from shoal.hosts.envoy.typed import Document
 
-KINDS = ("lds", "rds", "cds", "eds", "sds")
-
-
-def source(run_dir: str, kind: str) -> Document:
-    """Return the config source that reads `kind` from its file and watches its directory."""
+def source(run_dir: str, kind: str, name: str = "") -> Document:
+    """Return the config source that reads `kind` (the file of one resource, when named) and watches its directory."""
     directory = f"{run_dir}/{kind}"
     return {
         "resource_api_version": "V3",
-        "path_config_source": {"path": f"{directory}/{kind}.json", "watched_directory": {"path": directory}},
+        "path_config_source": {"path": f"{directory}/{name or kind}.json", "watched_directory": {"path": directory}},
     }
 
 
-def write_resources(run_dir: str, kind: str, resources: list[Document]) -> str:
+def write_resources(run_dir: str, kind: str, resources: list[Document], name: str = "") -> str:
     """Write the discovery response of `kind`; returns its version, a digest of what it says."""
     version = xxhash.xxh64_hexdigest(msgspec.json.encode(resources))
-    write_document(Path(run_dir) / kind / f"{kind}.json", {"version_info": version, "resources": resources})
+    write_document(Path(run_dir) / kind / f"{name or kind}.json", {"version_info": version, "resources": resources})
     return version
 
 

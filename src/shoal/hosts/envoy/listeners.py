@@ -72,7 +72,7 @@ def _connection_manager(settings: EnvoySettings) -> Document:
 
 
 def _tls(settings: EnvoySettings) -> Document:
-    certificate = {"name": LISTENER_SECRET, "sds_config": source(settings.run_dir, "sds")}
+    certificate = {"name": LISTENER_SECRET, "sds_config": source(settings.run_dir, "sds", LISTENER_SECRET)}
     return extension(
         "envoy.transport_sockets.tls",
         "extensions.transport_sockets.tls.v3.DownstreamTlsContext",
