@@ -110,7 +110,7 @@ def _access_log_handler(picker: Picker) -> Any:
             for record in decode_records(message):
                 if record.request_id:
                     feed(Recorded(record.request_id, record.outcome))
-                else:
+                elif not record.picker:
                     picker.driver.fold.unrouted(record.outcome)
             await asyncio.sleep(0)
         return als_pb2.StreamAccessLogsResponse()
