@@ -1,0 +1,25 @@
+"""Who holds which prefix: block hashes of prompts, and the estimated index over them.
+
+Here belongs what turns prompt bytes into hashes and remembers which endpoint was sent which blocks.  How a match is
+weighed against load is `scheduling`'s; when to ask and to add is `routing`'s.
+"""
+
+from shoal.prefix.hashing import BLOCK_BYTES, BLOCK_TOKENS, BlockHasher, Blocks, read_blocks
+from shoal.prefix.horizon import UNLIMITED, capacity_blocks
+from shoal.prefix.index import DEFAULT_BUDGET_BYTES, EstimatedIndex, IndexGauges
+from shoal.prefix.match import Expectation, Match
+
+__all__ = [
+    "BLOCK_BYTES",
+    "BLOCK_TOKENS",
+    "DEFAULT_BUDGET_BYTES",
+    "UNLIMITED",
+    "BlockHasher",
+    "Blocks",
+    "EstimatedIndex",
+    "Expectation",
+    "IndexGauges",
+    "Match",
+    "capacity_blocks",
+    "read_blocks",
+]

@@ -1,0 +1,296 @@
+"""The estimated index: which endpoint is believed to hold how much of a prompt, from what was sent where.
+
+Owns the meaning of stamps, sets and horizons, and answers in blocks.  Where rows lie is `table`'s, how sets are stored
+is `sets`', how far an endpoint remembers is `horizon`'s.  It keeps nothing per request, and is never told the time.
+"""
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.prefix.hashing import Blocks
+from shoal.prefix.horizon import UNLIMITED, Horizons
+from shoal.prefix.match import Expectation, Match, Run
+from shoal.prefix.sets import ID_BITS, MAX_SLOTS, HolderSets, slots_of
+from shoal.prefix.table import ROW_BYTES, BlockTable, Entries, Rows
+
+DEFAULT_BUDGET_BYTES = 64 << 20
+"""Room for 3.6 million blocks, or 235 million tokens: about what 500 engines with 450,000 tokens of KV cache hold."""
+
+_ID_MASK = (1 << ID_BITS) - 1
+_SETS_SHARE = 8
+_STRIDE = 16
+_STRIDE_FROM = 96
+_FEW = 6
+_MANY = 16
+
+
+class IndexGauges(NamedTuple):
+    """Size of the index.  rows: blocks known; displaced: how many were pushed out since the start by newer ones."""
+
+    rows: int
+    sets: int
+    used_bytes: int
+    budget_bytes: int
+    displaced: int
+
+
+class EstimatedIndex:
+    """Block hash -> set of endpoints, within a hard budget.
+
+    An engine frees a chain from its end, so who holds block j holds all before it: an endpoint's match is the deepest
+    block that names it, and a row that was displaced in the middle costs nothing.  budget_bytes: hard for rows and sets
+    together, whatever is added; the least recently used rows of a bucket give way.
+    """
+
+    __slots__ = ("_budget_bytes", "_clock", "_displaced", "_free_slots", "_horizons", "_sets", "_table")
+
+    def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+        sets_bytes = budget_bytes // _SETS_SHARE
+        self._table = BlockTable(budget_bytes - sets_bytes)
+        self._sets = HolderSets(sets_bytes, self._table.size)
+        self._budget_bytes = budget_bytes
+        self._clock = 1
+        self._displaced = 0
+        self._free_slots: list[int] = []
+        self._horizons = Horizons()
+
+    def open_slot(self) -> int:
+        """Return a slot for an endpoint that joined: the lowest free one.  Raises ValueError at 4,096 endpoints."""
+        if self._free_slots:
+            slot = heappop(self._free_slots)
+            self._horizons.reset(slot, self._clock + 1, UNLIMITED)
+            return slot
+        if len(self._horizons) >= MAX_SLOTS:
+            raise ValueError(f"more than {MAX_SLOTS} endpoints")
+        slot = self._horizons.open()
+        self._sets.widen(slot + 1)
+        return slot
+
+    def remove(self, slot: int) -> None:
+        """Forget an endpoint that left; its slot may be opened again."""
+        self.clear(slot)
+        heappush(self._free_slots, slot)
+
+    def clear(self, slot: int) -> None:
+        """Forget all that an endpoint holds and what was learnt of it, as when its engine restarted; its limit stays.
+
+        Takes no walk over rows or sets: the horizon moves to now, and a name behind the horizon of its slot is never
+        believed and is dropped when the row is next used.
+        """
+        self._horizons.reset(slot, self._clock + 1, self._horizons[slot].limit)
+
+    def set_capacity(self, slot: int, blocks: int | None) -> None:
+        """Set how many blocks the endpoint can hold at most (see `capacity_blocks`); None when unknown: no limit."""
+        self._horizons[slot].set_limit(blocks)
+
+    def match(self, blocks: Blocks) -> Match:
+        """Return how many leading blocks of the prompt each endpoint is believed to hold."""
+        total = int(np.count_nonzero(blocks))
+        if total != len(blocks):
+            runs = self._match_chains(blocks)
+        else:
+            found, entries = self._table.find(blocks) if total < _STRIDE_FROM else self._find_in_strides(blocks)
+            if len(found) > _MANY:
+                ends = _run_ends(entries[1:] != entries[:-1])
+                found, entries = found[ends], entries[ends]
+            runs = self._believed_runs(found.tolist(), entries.tolist())
+        matched = np.zeros(len(self._horizons), np.int32)
+        for holders, depth, _ in runs:
+            if holders.bit_count() <= _FEW:
+                while holders:
+                    low = holders & -holders
+                    matched[low.bit_length() - 1] += depth
+                    holders ^= low
+            else:
+                matched[slots_of(holders)] += depth
+        return Match(matched, total, runs)
+
+    def _match_chains(self, blocks: Blocks) -> list[Run]:
+        """Return the runs of a request with several prompts, each chain by itself."""
+        is_block = blocks != 0
+        chains = (~is_block).cumsum()[is_block]
+        found, entries = self._table.find(blocks[is_block])
+        if not len(found):
+            return []
+        depths = found - chains.searchsorted(chains[found])
+        edges = (np.flatnonzero(chains[found][1:] != chains[found][:-1]) + 1).tolist()
+        runs = []
+        for start, end in zip([0, *edges], [*edges, len(found)], strict=True):
+            runs += self._believed_runs(depths[start:end].tolist(), entries[start:end].tolist())
+        return runs
+
+    def _find_in_strides(self, blocks: Blocks) -> tuple[Rows, Entries]:
+        """Find the blocks of one long chain, looking closely only where something changes.
+
+        A later use of a chain's part touches all before it, so sets and stamps only shrink along a chain: where two
+        blocks have the same entry, so have all between them.
+        """
+        found, entries = self._table.find(blocks[::_STRIDE])
+        strides = -(-len(blocks) // _STRIDE)
+        probes = np.zeros(strides + 1, np.uint64)
+        probes[found] = entries
+        is_wanted = np.zeros((strides, _STRIDE), np.bool_)
+        is_wanted[probes[1:] != probes[:-1]] = True
+        is_wanted[found, 0] = True
+        wanted = is_wanted.ravel()[: len(blocks)].nonzero()[0]
+        found, entries = self._table.find(blocks.take(wanted))
+        return wanted.take(found), entries
+
+    def _believed_runs(self, positions: list[int], entries: list[int]) -> list[Run]:
+        """Walk one chain's rows from the deepest to the first; keep for each the holders not met deeper."""
+        runs = []
+        masks, latest = self._sets.masks, self._horizons.latest
+        met = 0
+        for position, entry in zip(reversed(positions), reversed(entries), strict=True):
+            holders = masks[entry & _ID_MASK] & ~met
+            if not holders:
+                continue
+            stamp = entry >> ID_BITS
+            if stamp < latest:
+                holders = self._horizons.believed(holders, stamp)
+            if holders:
+                met |= holders
+                runs.append(Run(holders, position + 1, stamp))
+        return runs
+
+    def add(self, slot: int, blocks: Blocks) -> None:
+        """Note that a prompt was sent to `slot`: it holds all of these blocks, last used now.
+
+        Adding again is harmless.  The hashes of one chain are distinct, as `BlockHasher` makes them.
+        """
+        blocks = _distinct(blocks)
+        if not len(blocks):
+            return
+        self._clock += 1
+        buckets, found, rows = self._table.locate(blocks)
+        fresh = self._join(slot, rows) if len(rows) else 0
+        if len(found) < len(blocks):
+            if len(found):
+                is_missing = np.ones(len(blocks), np.bool_)
+                is_missing[found] = False
+                blocks, buckets = blocks[is_missing], buckets[is_missing]
+            fresh += self._insert(slot, blocks, buckets)
+        self._horizons.advance(slot, self._clock, fresh)
+
+    def _insert(self, slot: int, blocks: Blocks, buckets: Rows) -> int:
+        """Give new blocks rows that name `slot`; return how many are new to it."""
+        alone = self._sets.intern(1 << slot, slot)
+        gave_way = self._table.place(blocks, buckets, self._clock << ID_BITS | alone)
+        self._sets.hold(alone, len(gave_way))
+        free = self._sets.rows[0]
+        self._sets.release((gave_way & _ID_MASK).view(np.intp))
+        self._displaced += len(gave_way) - int(free - self._sets.rows[0])
+        return len(blocks)
+
+    def _join(self, slot: int, rows: Rows) -> int:
+        """Name `slot` in rows that exist and stamp them; return to how many it is new."""
+        own = 1 << slot
+        fresh = 0
+        joined = []
+        sets = self._sets
+        runs = self._rows_by_entry(rows)
+        for entry, count in runs:
+            holders = self._horizons.believed(sets.masks[entry & _ID_MASK], entry >> ID_BITS)
+            if not holders & own:
+                fresh += count
+            new = sets.intern(holders | own, slot)
+            sets.hold(new, count)
+            joined.append((self._clock << ID_BITS | new, count))
+        self._rewrite(rows, joined)
+        for entry, count in runs:
+            sets.hold(entry & _ID_MASK, -count)
+        return fresh
+
+    def forget(self, slot: int, blocks: Blocks, keep: int = 0) -> None:
+        """Take back an `add` that did not come true: the request never reached the endpoint.
+
+        keep: leading blocks that were believed to be there before (the match at dispatch); deeper ones lose the name.
+        Of several prompts all lose it.  Stamps stay: that a prefix was asked for is still true.
+        """
+        distinct = _distinct(blocks)
+        rows = self._table.locate(blocks[keep:] if distinct is blocks else distinct).rows
+        if not len(rows):
+            return
+        sets = self._sets
+        runs = self._rows_by_entry(rows)
+        left = []
+        for entry, count in runs:
+            new = sets.intern(sets.masks[entry & _ID_MASK] & ~(1 << slot), slot)
+            sets.hold(new, count)
+            left.append((entry & ~_ID_MASK | new, count))
+        self._rewrite(rows, left)
+        self._table.erase(rows[self._table.read(rows) & _ID_MASK == 0])
+        for entry, count in runs:
+            sets.hold(entry & _ID_MASK, -count)
+
+    def _rows_by_entry(self, rows: Rows) -> list[tuple[int, int]]:
+        """Return the runs of equal entries in `rows`, each as (entry, number of rows)."""
+        entries = self._table.read(rows)
+        ends = _run_ends(entries[1:] != entries[:-1])
+        starts = [-1, *ends[:-1]]
+        return [(entry, end - start) for entry, start, end in zip(entries[ends].tolist(), starts, ends, strict=True)]
+
+    def _rewrite(self, rows: Rows, runs: list[tuple[int, int]]) -> None:
+        """Write runs of (entry, number of rows) over `rows`."""
+        if len(runs) == 1:
+            self._table.write(rows, runs[0][0])
+        else:
+            entries = np.array([entry for entry, _ in runs], np.uint64)
+            self._table.write(rows, entries.repeat([count for _, count in runs]))
+
+    def expect(self, match: Match, slot: int) -> Expectation:
+        """Return what sending the matched request to `slot` now expects; take it before `add`."""
+        horizon = self._horizons[slot]
+        stamp = next((run.stamp for run in match.runs if run.holders >> slot & 1), None)
+        age = 0 if stamp is None else horizon.age(stamp)
+        return Expectation(slot, horizon.epoch, int(match.blocks[slot]), match.total, age)
+
+    def correct(self, expectation: Expectation, cached_tokens: int, prompt_tokens: int) -> None:
+        """Learn from what the engine says was cached of a request that was added.
+
+        The request's own rows need no correction: whatever was missing, the engine has just filled, and in doing so has
+        pushed out as much, which is counted here.  What can be wrong is everything else believed of that endpoint, that
+        is the size of its cache: generated tokens, other routers and a smaller memory than announced all push blocks
+        out earlier than assumed.
+
+        So the lesson goes to the assumed capacity.  If a block was gone although only `age` blocks came since its
+        last use, the cache is worth no more than about `age` blocks, and from the second such answer in a row the
+        capacity moves an eighth of the way there.  An answer about a block used just now (age under an eighth of
+        the capacity) says nothing: its first prefill is still running, or another endpoint's use refreshed the
+        stamp of the row they share.  Nor does a small difference, as engines count in blocks of their own and tokens
+        are estimated; both sides are compared as parts of the whole prompt.  More cached than believed raises
+        the capacity by a tenth, an old block found as believed by a fiftieth, never above `set_capacity`.
+        """
+        horizon = self._horizons[expectation.slot]
+        if horizon.epoch != expectation.epoch or prompt_tokens <= 0:
+            return
+        cached = cached_tokens * expectation.total // prompt_tokens
+        if horizon.learn(expectation.blocks, cached, expectation.age):
+            self._horizons.advance(expectation.slot, self._clock, expectation.blocks - cached)
+
+    def capacity(self, slot: int) -> int:
+        """Return how many blocks the endpoint is assumed to hold now (`UNLIMITED` when nothing is known)."""
+        return self._horizons[slot].capacity
+
+    def gauges(self) -> IndexGauges:
+        """Return the size of the index."""
+        rows = self._table.size - int(self._sets.rows[0])
+        used = rows * ROW_BYTES + self._sets.used_bytes
+        return IndexGauges(rows, len(self._sets), used, self._budget_bytes, self._displaced)
+
+
+def _run_ends(is_change: npt.NDArray[np.bool_]) -> list[int]:
+    """Return the last position of each run, given where a value differs from the one before it."""
+    ends: list[int] = is_change.nonzero()[0].tolist()
+    ends.append(len(is_change))
+    return ends
+
+
+def _distinct(blocks: Blocks) -> Blocks:
+    """Return the blocks without separators; those of several chains once each, as equal prompts may stand in them."""
+    if np.count_nonzero(blocks) == len(blocks):
+        return blocks
+    return np.unique(blocks[blocks != 0])

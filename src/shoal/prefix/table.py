@@ -1,0 +1,104 @@
+"""The rows of the index: a set-associative table of fixed size in flat memory.
+
+Owns where a block hash lies and who gives way when a bucket is full.  A row is a key (the hash) and an entry
+(`stamp << 16 | set id`) of 8 bytes each; 8 rows make a bucket, one cache line of keys and one of entries.  What stamps
+and sets mean is decided in `index`.  Nothing is ever rebuilt, so no request pays for the growth of the table.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.prefix.hashing import Blocks
+from shoal.prefix.sets import ID_BITS
+
+Rows = npt.NDArray[np.intp]
+Entries = npt.NDArray[np.uint64]
+
+ROW_BYTES = 16
+_WAYS = 8
+_LINE_BYTES = 64
+
+
+class Located(NamedTuple):
+    """Where hashes are.  buckets: of each hash.  found: positions of those that have a row; rows: those rows."""
+
+    buckets: Rows
+    found: Rows
+    rows: Rows
+
+
+class BlockTable:
+    """A fixed number of rows.  budget_bytes: the size of the whole table; pages never written cost nothing."""
+
+    __slots__ = ("_buckets", "_entries", "_flat_entries", "_flat_keys", "_keys", "size")
+
+    def __init__(self, budget_bytes: int) -> None:
+        buckets = max(1, budget_bytes // (ROW_BYTES * _WAYS))
+        self.size = buckets * _WAYS
+        self._buckets = np.uint64(buckets)
+        self._keys = _zero_lines(buckets)
+        self._entries = _zero_lines(buckets)
+        self._flat_keys = self._keys.reshape(-1)
+        self._flat_entries = self._entries.reshape(-1)
+
+    def find(self, hashes: Blocks) -> tuple[Rows, Entries]:
+        """Return the positions of those hashes that have a row, ascending, and their entries."""
+        buckets = (hashes % self._buckets).view(np.intp)
+        is_here = self._keys.take(buckets, axis=0) == hashes[:, None]
+        found = is_here.ravel().nonzero()[0]
+        rows = buckets.take(found >> 3)
+        rows <<= 3
+        rows += found & 7
+        return found >> 3, self._flat_entries.take(rows)
+
+    def locate(self, hashes: Blocks) -> Located:
+        """Return where `hashes` lie, for `read`, `write`, `erase` and `place`."""
+        buckets = (hashes % self._buckets).view(np.intp)
+        found, ways = (self._keys.take(buckets, axis=0) == hashes[:, None]).nonzero()
+        return Located(buckets, found, buckets.take(found) * _WAYS + ways)
+
+    def read(self, rows: Rows) -> Entries:
+        """Return the entries of `rows`."""
+        return self._flat_entries.take(rows)
+
+    def write(self, rows: Rows, entries: Entries | int) -> None:
+        """Overwrite the entries of `rows`."""
+        self._flat_entries[rows] = entries
+
+    def erase(self, rows: Rows) -> None:
+        """Free `rows`."""
+        self._flat_keys[rows] = 0
+        self._flat_entries[rows] = 0
+
+    def place(self, hashes: Blocks, buckets: Rows, entry: int) -> Entries:
+        """Give each of `hashes`, distinct and without a row, a row with `entry`; return the entries that gave way.
+
+        In each bucket the row with the oldest stamp gives way (a free one has stamp 0).  Hashes that meet in one row
+        are placed in turns; a bucket full of rows of this very stamp takes no more, so the result is shorter then.
+        """
+        newest = entry >> ID_BITS << ID_BITS
+        gave_way = []
+        while len(hashes):
+            rows = buckets * _WAYS + self._entries.take(buckets, axis=0).argmin(axis=1)
+            old = self._flat_entries.take(rows)
+            if int(old.max()) >= newest:
+                is_open = old < newest
+                hashes, buckets, rows, old = hashes[is_open], buckets[is_open], rows[is_open], old[is_open]
+            self._flat_keys[rows] = hashes
+            self._flat_entries[rows] = entry
+            is_placed = self._flat_keys.take(rows) == hashes
+            if is_placed.all():
+                gave_way.append(old)
+                break
+            gave_way.append(old[is_placed])
+            hashes, buckets = hashes[~is_placed], buckets[~is_placed]
+        return gave_way[0] if len(gave_way) == 1 else np.concatenate([np.empty(0, np.uint64), *gave_way])
+
+
+def _zero_lines(count: int) -> npt.NDArray[np.uint64]:
+    """Return `count` zeroed buckets that begin on cache lines, so that reading one never touches two."""
+    raw: npt.NDArray[Any] = np.zeros(count * _LINE_BYTES + _LINE_BYTES, np.uint8)
+    start = -int(raw.__array_interface__["data"][0]) % _LINE_BYTES
+    return raw[start : start + count * _LINE_BYTES].view(np.uint64).reshape(count, _WAYS)
