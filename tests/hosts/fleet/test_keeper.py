@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from fleet_engines import FAST, Kept, Recorder, ScriptedEngine, run, target, until
+from tests.hosts.fleet.fleet_engines import FAST, Kept, Recorder, ScriptedEngine, run, target, until
 
 from shoal.hosts.fleet import FileSource, FleetKeeper, Pace, StaticSource, Target, UnknownEndpoint, parse_url
 from shoal.pool import EndpointState, ServedModel, Signals

@@ -1,6 +1,6 @@
 import asyncio
 
-from fleet_engines import run
+from tests.hosts.fleet.fleet_engines import run
 
 from shoal.hosts.fleet.outbox import Outbox
 from shoal.pool import EndpointState, Signals

@@ -2,7 +2,7 @@ import asyncio
 import logging
 
 import pytest
-from fleet_engines import FAST, run, until
+from tests.hosts.fleet.fleet_engines import FAST, run, until
 
 from shoal.hosts.fleet.pace import Tempo
 from shoal.hosts.fleet.resolver import Resolver, system_lookup

@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from fleet_engines import FAST, ScriptedEngine, run, target, until
+from tests.hosts.fleet.fleet_engines import FAST, ScriptedEngine, run, target, until
 
 from shoal.hosts.fleet.door import EngineDoor, Lanes, Trust
 from shoal.hosts.fleet.pace import Tempo
