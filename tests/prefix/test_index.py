@@ -195,6 +195,17 @@ def test_a_dispatch_that_never_arrived_is_taken_back_to_what_was_believed_before
     assert index.gauges().rows == 2
 
 
+def test_taking_back_a_dispatch_never_names_its_endpoint_even_when_sets_are_full() -> None:
+    index = fleet(6, 4096)
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        slot, blocks = int(rng.integers(6)), chain([int(part) for part in rng.integers(0, 4, 4)])
+        index.add(slot, blocks)
+        index.forget(slot, blocks)
+        assert index.match(blocks).blocks[slot] == 0
+        index.add(int(rng.integers(6)), blocks)
+
+
 def test_an_engine_that_reports_less_again_and_again_is_believed_to_hold_less() -> None:
     index = fleet(1)
     index.set_capacity(0, 3000)

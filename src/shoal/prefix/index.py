@@ -22,6 +22,7 @@ DEFAULT_BUDGET_BYTES = 64 << 20
 _ID_MASK = (1 << ID_BITS) - 1
 _SETS_SHARE = 8
 _STRIDE = 16
+# Up to so many blocks, holders and rows the plain way is faster than the one made for many.
 _STRIDE_FROM = 96
 _FEW = 6
 _MANY = 16
@@ -218,7 +219,8 @@ class EstimatedIndex:
         runs = self._rows_by_entry(rows)
         left = []
         for entry, count in runs:
-            new = sets.intern(sets.masks[entry & _ID_MASK] & ~(1 << slot), slot)
+            others = sets.masks[entry & _ID_MASK] & ~(1 << slot)
+            new = sets.intern(others, max(0, others.bit_length() - 1))
             sets.hold(new, count)
             left.append((entry & ~_ID_MASK | new, count))
         self._rewrite(rows, left)
