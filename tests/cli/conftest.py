@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_pool import FakePool, fake_pool
+from tests.cli.fake_pool import FakePool, fake_pool
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """`shoal endpoint add|drain|remove`."""
 
 import pytest
-from fake_pool import FakePool
+from tests.cli.fake_pool import FakePool
 
 from shoal.cli import main
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fake_pool import FakePool
+from tests.cli.fake_pool import FakePool
 
 from shoal.cli import main
 from shoal.cli.status import Rates, all_warnings, hit_ratio

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_pool import FakePool
+from tests.cli.fake_pool import FakePool
 
 from shoal.cli import VERBS, main
 

@@ -54,10 +54,15 @@ def _cut(text: bytes) -> dict[bytes, bytes]:
     """Return family name -> its text.  A page without TYPE lines is one block under b""."""
     first, *blocks = text.split(_TYPE)
     families: dict[bytes, bytes] = {}
+    repeated: dict[bytes, list[bytes]] = {}
     for block in blocks:
         name, _, rest = block.partition(b" ")
-        known = families.get(name)
-        families[name] = rest if known is None else known + b"\n" + rest
+        if name in families:
+            repeated.setdefault(name, []).append(rest)
+        else:
+            families[name] = rest
+    for name, more in repeated.items():
+        families[name] = b"\n".join((families[name], *more))
     if not families:
         families[b""] = first
     return families
@@ -65,9 +70,13 @@ def _cut(text: bytes) -> dict[bytes, bytes]:
 
 def _samples(block: bytes, name: bytes) -> Iterator[Sample]:
     size = len(name)
-    for line in block.split(b"\n"):
-        if not line.startswith(name):
-            continue
+    starts = b"\n" + name
+    at = 0 if block.startswith(name) else block.find(starts) + 1
+    # The walk goes from hit to hit, so that a page of other lines costs one search however long it is.
+    while at > 0 or (at == 0 and block.startswith(name)):
+        end = block.find(b"\n", at)
+        line = block[at:] if end < 0 else block[at:end]
+        at = -1 if end < 0 else block.find(starts, end) + 1 or -1
         after = line[size : size + 1]
         if after == b"{":
             close = line.rfind(b"}")
