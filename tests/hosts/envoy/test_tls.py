@@ -113,6 +113,8 @@ async def test_engines_with_tls_and_without_serve_in_one_fleet_and_a_stranger_do
         await made.fleet(*members)
         for engine, status in ((made.engines[0], 200), (secured, 200), (strange, 503)):
             assert (await made.send("/x", engine.address, x_test_no_retry="1")).status == status
+        # A host that only changes its group keeps its open connections; one that joins anew has none.
+        await made.fleet(made.engines[0].address)
         await made.fleet(EndpointAddress(address=secured.address, tls="wrong-name"))
         assert (await made.send("/x", secured.address, x_test_no_retry="1")).status == 503
         await made.fleet(EndpointAddress(address=strange.address, tls="blind"))
