@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pool_rig import Pool, body, is_gone, until
+from tests.hosts.supervisor.pool_rig import Pool, body, is_gone, until
 
 from shoal.cli import main
 

@@ -2,7 +2,14 @@
 
 import msgspec
 
-from shoal.hosts.admin import EndpointPicture, Snapshot, merge_endpoints, merge_warnings
+from shoal.hosts.admin import (
+    EndpointPicture,
+    Snapshot,
+    add_left_behind,
+    left_behind,
+    merge_endpoints,
+    merge_warnings,
+)
 
 
 def view(**fields: object) -> EndpointPicture:
@@ -46,6 +53,16 @@ def test_one_worker_that_saw_cached_tokens_is_proof_that_the_engine_reports_them
     assert merged(view(reports_cached_tokens=False), view(reports_cached_tokens=True)).reports_cached_tokens is True
     assert merged(view(reports_cached_tokens=False), view(reports_cached_tokens=None)).reports_cached_tokens is False
     assert merged(view(), view()).reports_cached_tokens is None
+
+
+def test_a_worker_that_is_gone_leaves_its_counts_and_not_its_load() -> None:
+    gone = Snapshot(
+        requests_total=5, errors_total=1, endpoints=[view(requests_total=5, inflight_requests=3), view(id="z")]
+    )
+    left = left_behind(left_behind(Snapshot(), gone), gone)
+    pictures = add_left_behind([view(requests_total=7)], left)
+    assert [(each.id, each.requests_total, each.inflight_requests) for each in pictures] == [("a", 17, 0)]
+    assert (left.requests_total, left.errors_total) == (10, 2)
 
 
 def test_endpoints_come_sorted_and_once() -> None:

@@ -172,7 +172,7 @@ def test_answers_of_all_workers_are_one_and_a_missing_one_is_marked(tmp_path: Pa
         await until(lambda: lost.seat.link is None)
         scene.answers.lost("0.1")
         partial = await scene.answers.picture()
-        assert (partial.requests_total, partial.is_partial) == (10, True)
+        assert (partial.requests_total, partial.is_partial) == (20, True)
         assert [worker.is_answering for worker in partial.workers] == [False, True]
         page = await scene.answers.metrics()
         assert "shoal_requests_total 20\n" in page

@@ -12,6 +12,8 @@ from shoal.hosts.admin.snapshots import (
     PoolPicture,
     Snapshot,
     WorkerPicture,
+    add_left_behind,
+    left_behind,
     merge_endpoints,
     merge_warnings,
 )
@@ -26,8 +28,10 @@ __all__ = [
     "RunDir",
     "Snapshot",
     "WorkerPicture",
+    "add_left_behind",
     "default_for",
     "find_pool",
+    "left_behind",
     "merge_endpoints",
     "merge_warnings",
 ]

@@ -93,6 +93,31 @@ class PoolPicture(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = []
 
 
+def left_behind(earlier: Snapshot, last: Snapshot) -> Snapshot:
+    """Return what workers that are gone had counted, after one more is gone whose last snapshot is `last`."""
+    endpoints = [
+        EndpointPicture(
+            id=each.id,
+            requests_total=each.requests_total,
+            failures_total=each.failures_total,
+            prompt_tokens_total=each.prompt_tokens_total,
+            cached_tokens_total=each.cached_tokens_total,
+        )
+        for each in merge_endpoints([earlier, last])
+    ]
+    return Snapshot(
+        endpoints=endpoints,
+        requests_total=earlier.requests_total + last.requests_total,
+        errors_total=earlier.errors_total + last.errors_total,
+    )
+
+
+def add_left_behind(endpoints: list[EndpointPicture], left: Snapshot) -> list[EndpointPicture]:
+    """Return the endpoints with what workers that are gone had counted on them; those that left stay away."""
+    counted = {each.id: each for each in left.endpoints}
+    return [_added(each, counted[each.id]) if each.id in counted else each for each in endpoints]
+
+
 def merge_endpoints(snapshots: Sequence[Snapshot]) -> list[EndpointPicture]:
     """Return one picture per endpoint over all workers, sorted by id."""
     groups: dict[str, list[EndpointPicture]] = {}
@@ -132,6 +157,16 @@ def _merge_endpoint(views: list[EndpointPicture]) -> EndpointPicture:
         is_trial=all(view.is_trial for view in views),
         ttft_s_avg=sum(ttft * count for ttft, count in served) / weight if weight else None,
         reports_cached_tokens=True if True in says else (False if False in says else None),
+    )
+
+
+def _added(picture: EndpointPicture, left: EndpointPicture) -> EndpointPicture:
+    return msgspec.structs.replace(
+        picture,
+        requests_total=picture.requests_total + left.requests_total,
+        failures_total=picture.failures_total + left.failures_total,
+        prompt_tokens_total=picture.prompt_tokens_total + left.prompt_tokens_total,
+        cached_tokens_total=picture.cached_tokens_total + left.cached_tokens_total,
     )
 
 

@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.hosts.admin import PoolPicture, Snapshot, WorkerPicture, merge_endpoints, merge_warnings
+from shoal.hosts.admin import (
+    PoolPicture,
+    Snapshot,
+    WorkerPicture,
+    add_left_behind,
+    left_behind,
+    merge_endpoints,
+    merge_warnings,
+)
 from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
 from shoal.hosts.supervisor.merging import Family, WorkerCounts, merge, text
 
@@ -55,20 +63,25 @@ class PoolAnswers:
         self._about = about
         self._families = families
         self._counts = WorkerCounts()
+        self._last: dict[str, Snapshot] = {}
+        self._left = Snapshot()
 
     async def picture(self) -> PoolPicture:
         """Return the whole pool in one picture."""
         seats = self._seats()
         answers = await _ask_all(seats, lambda link: link.snapshot())
         heard = [answer for answer in answers if answer is not None]
-        about = self._about()
+        for seat, answer in zip(seats, answers, strict=True):
+            if answer is not None:
+                self.saw(seat.incarnation, answer)
+        about, left = self._about(), self._left
         return msgspec.structs.replace(
             about,
             workers=[_worker(seat, answer) for seat, answer in zip(seats, answers, strict=True)],
-            endpoints=merge_endpoints(heard),
-            requests_total=sum(answer.requests_total for answer in heard),
+            endpoints=add_left_behind(merge_endpoints(heard), left),
+            requests_total=left.requests_total + sum(answer.requests_total for answer in heard),
             inflight=sum(answer.inflight for answer in heard),
-            errors_total=sum(answer.errors_total for answer in heard),
+            errors_total=left.errors_total + sum(answer.errors_total for answer in heard),
             warnings=list(dict.fromkeys([*about.warnings, *merge_warnings(heard)])),
             is_partial=len(heard) < len(seats),
         )
@@ -85,13 +98,20 @@ class PoolAnswers:
         )
         return text(merge([[up], self._families(), self._counts.merged(frozenset(silent))]))
 
-    async def retire(self, seat: Seat) -> None:
-        """Read a worker's counters for the last time before it goes."""
-        await self._read_counts([seat])
+    def saw(self, incarnation: str, snapshot: Snapshot) -> None:
+        """Take a worker's snapshot, to count with when the worker is gone."""
+        self._last[incarnation] = snapshot
 
     def lost(self, incarnation: str) -> None:
         """Keep in the sums what a worker that is gone had counted."""
         self._counts.lost(incarnation)
+        last = self._last.pop(incarnation, None)
+        if last is not None:
+            self._left = left_behind(self._left, last)
+
+    async def read_counts(self) -> None:
+        """Read the metrics of every worker, so that little is lost with one that dies between two scrapes."""
+        await self._read_counts(self._seats())
 
     async def explain(self, request_id: str) -> Explained:
         """Ask every worker about one request."""

@@ -5,8 +5,10 @@ settings.  Files and process are `hosts.envoy`.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
@@ -27,7 +29,15 @@ from shoal.pool import Endpoint
 CONFIRM_S = 2.0
 """Longest wait until Envoy holds new endpoints; it takes a few milliseconds when all is well."""
 
-_WATCHED = ("http.public.ext_proc.failure_mode_allowed", "cluster.pool.upstream_cx_overflow")
+_ENVOY_LINE = re.compile(r"\[[^]]*\]\[\d+\]\[(?P<level>\w+)\]\[(?P<part>\w+)\] (?:\[[^]]*\] )?(?P<text>.*)", re.DOTALL)
+
+_WATCHED = (
+    r"^(http\.public\.ext_proc\.failure_mode_allowed"
+    r"|cluster\.(engines|pickers)\.upstream_(cx|rq_active|rq_pending)_overflow)$"
+)
+
+_LINES_PER_WINDOW = 5
+_WINDOW_S = 10.0
 
 
 class DataPlane:
@@ -48,6 +58,8 @@ class DataPlane:
         self._base = base
         self._groups: dict[str, BackendTls] = {}
         self._log = logs.get("envoy")
+        self._window_at = 0.0
+        self._lines = self._left_out = 0
         self.process = EnvoyProcess(self._settings(), log=self._say)
 
     async def start(self) -> None:
@@ -79,7 +91,7 @@ class DataPlane:
 
     async def watched(self) -> dict[str, int]:
         """Return the counters that should stay 0: requests past the picker, and connections over the limit."""
-        return await self.process.admin.gauges("|".join(f"^{name.replace('.', '[.]')}$" for name in _WATCHED))
+        return await self.process.admin.gauges(_WATCHED)
 
     async def drain(self, timeout_s: float) -> int:
         """Accept no more, wait for requests in flight; returns how many were left."""
@@ -104,4 +116,21 @@ class DataPlane:
         return EndpointAddress(address=endpoint.address, tls=group, authorization=key)
 
     def _say(self, line: str) -> None:
-        self._log.warning(line)
+        """Pass on a line of Envoy's log, without its own stamp; a flood of lines is cut and counted."""
+        if "caught ENVOY_SIGTERM" in line or self._is_flood():
+            return
+        found = _ENVOY_LINE.match(line)
+        level, text, part = found.group("level", "text", "part") if found else ("warning", line, "")
+        say = self._log.error if level in ("error", "critical") else self._log.warning
+        left_out, self._left_out = self._left_out, 0
+        say(text, part=part, **({"left_out": left_out} if left_out else {}))
+
+    def _is_flood(self) -> bool:
+        now = monotonic()
+        if now - self._window_at > _WINDOW_S:
+            self._window_at, self._lines = now, 0
+        self._lines += 1
+        if self._lines > _LINES_PER_WINDOW:
+            self._left_out += 1
+            return True
+        return False

@@ -20,7 +20,10 @@ _RETRY_S = 0.2
 
 
 class Feed:
-    """Sends events to the worker behind `link`, from `run` until it is cancelled."""
+    """Sends events to the worker behind `link`, from `run` until it is cancelled.
+
+    is_ending: whether the worker is expected to go, so that its silence is no news.
+    """
 
     def __init__(self, name: str, link: WorkerLink, ledger: Ledger) -> None:
         self._name = name
@@ -32,6 +35,7 @@ class Feed:
         self._wake = asyncio.Event()
         self._wake.set()
         self._idle = asyncio.Event()
+        self.is_ending = False
         self._log = logs.get("supervisor")
 
     def put(self, told: Sequence[events.Event]) -> None:
@@ -59,7 +63,8 @@ class Feed:
             try:
                 await self._link.send(batch)
             except WorkerSilent as error:
-                self._log.warning("a worker did not take fleet events, telling all again", picker=self._name, why=error)
+                say = self._log.debug if self.is_ending else self._log.warning
+                say("a worker did not take fleet events, telling all again", picker=self._name, why=error)
                 self._needs_all = True
                 await asyncio.sleep(_RETRY_S)
                 self._wake.set()

@@ -7,6 +7,7 @@ of the whole pool waits on them.
 import asyncio
 import signal
 from collections import Counter
+from collections.abc import Callable
 from time import monotonic
 
 from shoal.hosts import logs
@@ -31,8 +32,13 @@ class Pulse:
         self._is_whole = False
         self._turn = asyncio.Event()
         self._silent_since: dict[str, float] = {}
+        self._saw: Callable[[str, Snapshot], None] = lambda name, snapshot: None
         self._log = logs.get("supervisor")
         self.endpoints = 0
+
+    def on_reading(self, saw: Callable[[str, Snapshot], None]) -> None:
+        """Have `saw` given each snapshot, with the incarnation that it is of."""
+        self._saw = saw
 
     def is_busy(self, endpoint_id: str) -> bool:
         """Whether the pool had requests on an endpoint at the last reading."""
@@ -79,6 +85,8 @@ class Pulse:
             self._silence(process, name, str(error))
             return None
         self._silent_since.pop(name, None)
+        if process.incarnation == name:
+            self._saw(name, answer)
         return answer
 
     def _silence(self, process: WorkerProcess, name: str, why: str) -> None:

@@ -33,6 +33,7 @@ METRICS_HOST = "127.0.0.1"
 
 _REPORT_S = 5.0
 _LOOK_S = 0.05
+_COUNTS_S = 2.0
 
 _log = logs.get("supervisor")
 
@@ -74,6 +75,7 @@ class RunningPool:
         self._stop_now = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         parts.workers.on_lost(self._answers.lost)
+        parts.pulse.on_reading(self._answers.saw)
 
     async def run(self) -> None:
         """Start everything, wait for a signal, drain; nothing is left behind however it ends."""
@@ -109,6 +111,7 @@ class RunningPool:
         await parts.keeper.start()
         self._spawn(parts.pulse.run(), "pulse")
         self._spawn(self._vitals.run(), "vitals")
+        self._spawn(self._keep_counts(), "counts")
         self._spawn(self._follow_configuration(), "configuration")
         self._spawn(self._tell_when_ready(), "ready")
 
@@ -121,6 +124,11 @@ class RunningPool:
                 report_at = loop.time() + _REPORT_S
             await asyncio.sleep(_LOOK_S)
         print(f"shoal is ready: {self._parts.url}", flush=True)
+
+    async def _keep_counts(self) -> None:
+        while True:
+            await asyncio.sleep(_COUNTS_S)
+            await self._answers.read_counts()
 
     async def _follow_configuration(self) -> None:
         async for _ in self._parts.configuration.changes():

@@ -92,6 +92,8 @@ class WorkerProcess:
         """Let it finish its requests and end; cut short after `timeout_s`."""
         self.state = "draining"
         self.child.let_end()
+        if self.feed is not None:
+            self.feed.is_ending = True
         if self._link is not None:
             with contextlib.suppress(Exception):
                 await self._link.drain()
@@ -192,7 +194,8 @@ class Workers:
 
     async def settled(self, timeout_s: float = 2.0) -> None:
         """Return when every process that answers took what it was told; one that hangs is not waited for."""
-        waits = [asyncio.create_task(each.feed.caught_up()) for each in self.processes if each.feed is not None]
+        feeds = [each.feed for each in self.processes if each.feed is not None and not each.feed.is_ending]
+        waits = [asyncio.create_task(feed.caught_up()) for feed in feeds]
         if not waits:
             return
         _, late = await asyncio.wait(waits, timeout=timeout_s)
