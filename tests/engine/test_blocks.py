@@ -7,8 +7,8 @@ from shoal.engine.hashing import hash_blocks
 def test_a_released_block_is_found_again_by_its_hash() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(2)
-    pool.seal(blocks[0], 11)
-    pool.seal(blocks[1], 12)
+    pool.seal([blocks[0]], [11], 0, 1)
+    pool.seal([blocks[1]], [12], 0, 1)
     pool.release(blocks)
     assert pool.num_free == 4
     assert pool.match((11, 12, 13), 3) == blocks
@@ -18,8 +18,7 @@ def test_a_released_block_is_found_again_by_its_hash() -> None:
 def test_a_match_stops_at_the_first_missing_block_and_at_the_limit() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(3)
-    for block, block_hash in zip(blocks, (1, 2, 3), strict=True):
-        pool.seal(block, block_hash)
+    pool.seal(blocks, (1, 2, 3), 0, 3)
     assert pool.match((1, 9, 3), 3) == blocks[:1]
     assert pool.match((1, 2, 3), 2) == blocks[:2]
 
@@ -27,8 +26,7 @@ def test_a_match_stops_at_the_first_missing_block_and_at_the_limit() -> None:
 def test_the_tail_of_a_request_is_evicted_before_its_head() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
-    for block, block_hash in zip(blocks, (1, 2, 3), strict=True):
-        pool.seal(block, block_hash)
+    pool.seal(blocks, (1, 2, 3), 0, 3)
     pool.release(blocks)
     assert pool.allocate(1) == [blocks[2]]
     assert pool.match((1, 2, 3), 3) == blocks[:2]
@@ -37,8 +35,8 @@ def test_the_tail_of_a_request_is_evicted_before_its_head() -> None:
 def test_the_least_recently_released_request_is_evicted_first() -> None:
     pool = BlockPool(2)
     old, new = pool.allocate(2)
-    pool.seal(old, 1)
-    pool.seal(new, 2)
+    pool.seal([old], [1], 0, 1)
+    pool.seal([new], [2], 0, 1)
     pool.release([old])
     pool.release([new])
     pool.hold([old])
@@ -60,10 +58,10 @@ def test_a_shared_block_is_free_only_when_the_last_holder_leaves() -> None:
 def test_a_fresh_copy_takes_the_hash_over_from_an_idle_one() -> None:
     pool = BlockPool(3)
     old = pool.allocate(1)[0]
-    pool.seal(old, 7)
+    pool.seal([old], [7], 0, 1)
     pool.release([old])
     fresh = pool.allocate(1)[0]
-    pool.seal(fresh, 7)
+    pool.seal([fresh], [7], 0, 1)
     assert pool.match((7,), 1) == [fresh]
     pool.allocate(2)
     assert pool.match((7,), 1) == [fresh], "evicting the idle copy must not forget the fresh one"
@@ -72,7 +70,7 @@ def test_a_fresh_copy_takes_the_hash_over_from_an_idle_one() -> None:
 def test_the_cache_is_not_dropped_under_a_request() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(1)
-    pool.seal(blocks[0], 5)
+    pool.seal([blocks[0]], [5], 0, 1)
     assert pool.reset() is False
     pool.release(blocks)
     assert pool.reset() is True

@@ -1,7 +1,7 @@
 """The engine machine: batching, chunks, prefix reuse, preemption, aborts, time."""
 
 import pytest
-from virtual import VirtualTime, request
+from tests.engine.virtual_time import VirtualTime, request
 
 from shoal.engine import (
     Aborted,

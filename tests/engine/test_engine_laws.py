@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual import VirtualTime, request
+from tests.engine.virtual_time import VirtualTime, request
 
 from shoal.engine import Aborted, EngineConfig
 from shoal.engine.sequences import Sequence

@@ -176,9 +176,8 @@ class Batcher:
         Sealing before the step ends lets two equal prompts of one step share, as in vLLM.
         """
         full = min(end_token // self._block_size, len(sequence.hashes))
-        for position in range(sequence.sealed, full):
-            self.pool.seal(sequence.blocks[position], sequence.hashes[position])
         if full > sequence.sealed:
+            self.pool.seal(sequence.blocks, sequence.hashes, sequence.sealed, full)
             sequence.sealed = full
 
     def _preempt(self, sequence: Sequence) -> None:

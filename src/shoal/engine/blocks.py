@@ -76,27 +76,38 @@ class BlockPool:
 
         The caller has checked that `count` blocks are free.
         """
+        hash_of = self._hash_of
+        references = self._references
+        pop = self._free.popitem
         blocks = []
         for _ in range(count):
-            block, _none = self._free.popitem(last=False)
-            self._forget(block)
-            self._references[block] = 1
+            block = pop(last=False)[0]
+            block_hash = hash_of[block]
+            if block_hash is not None:
+                hash_of[block] = None
+                del self._holder_of[block_hash]
+            references[block] = 1
             blocks.append(block)
         return blocks
 
-    def seal(self, block: int, block_hash: int) -> None:
-        """Make a full block findable.
+    def seal(self, blocks: Sequence[int], hashes: Sequence[int], start: int, end: int) -> None:
+        """Make the full blocks at positions `start` to `end` (not included) findable by their hashes.
 
         When another block has the same content, a held one keeps the hash and an idle one yields it to the
         fresher block, so that a hot block does not age away.
         """
-        holder = self._holder_of.get(block_hash)
-        if holder is not None:
-            if holder == block or self._references[holder] > 0:
-                return
-            self._hash_of[holder] = None
-        self._holder_of[block_hash] = block
-        self._hash_of[block] = block_hash
+        holder_of = self._holder_of
+        hash_of = self._hash_of
+        for position in range(start, end):
+            block = blocks[position]
+            block_hash = hashes[position]
+            holder = holder_of.get(block_hash)
+            if holder is not None:
+                if holder == block or self._references[holder] > 0:
+                    continue
+                hash_of[holder] = None
+            holder_of[block_hash] = block
+            hash_of[block] = block_hash
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference from each of a request's `blocks` (in prompt order), tail first."""
@@ -114,9 +125,3 @@ class BlockPool:
         self._holder_of.clear()
         self._hash_of = [None] * self.num_blocks
         return True
-
-    def _forget(self, block: int) -> None:
-        block_hash = self._hash_of[block]
-        if block_hash is not None:
-            self._hash_of[block] = None
-            del self._holder_of[block_hash]

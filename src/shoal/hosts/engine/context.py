@@ -12,9 +12,10 @@ from shoal.hosts.engine.bodies import Sampling
 from shoal.hosts.engine.catalog import Catalog
 from shoal.hosts.engine.config import EngineServerConfig
 from shoal.hosts.engine.driver import EngineDriver
-from shoal.hosts.engine.exposition import Exposition, Meter
+from shoal.hosts.engine.exposition import Exposition
 from shoal.hosts.engine.faults import FaultBox
 from shoal.hosts.engine.generation import Generation
+from shoal.hosts.engine.meter import Meter
 from shoal.hosts.engine.planning import Planner
 from shoal.hosts.engine.streams import EventStream, Shape, WholeAnswer
 

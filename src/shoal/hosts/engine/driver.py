@@ -21,8 +21,8 @@ from shoal.engine import (
     Ticked,
 )
 from shoal.hosts.engine.errors import bad_request
-from shoal.hosts.engine.exposition import Meter
 from shoal.hosts.engine.generation import Sink
+from shoal.hosts.engine.meter import Meter
 
 _EARLY_S = 0.001
 

@@ -3,69 +3,75 @@
 Data only; the values come from `exposition`.
 """
 
-Gauge = float | dict[str, float]
-"""One value, or one per value of the family's extra label."""
-
-LABELS = ("engine", "model_name")
-"""Labels that every vLLM series carries."""
+Extra = tuple[str, tuple[str, ...]]
+"""A family's own label beside `engine` and `model_name`, and its values."""
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 _LATENCY = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
-GAUGES: dict[str, tuple[tuple[str, ...], str]] = {
-    "num_requests_running": ((), "Number of requests in model execution batches."),
-    "num_requests_waiting": ((), "Number of requests waiting to be processed."),
+GAUGES: dict[str, tuple[Extra | None, str]] = {
+    "num_requests_running": (None, "Number of requests in model execution batches."),
+    "num_requests_waiting": (None, "Number of requests waiting to be processed."),
     "num_requests_waiting_by_reason": (
-        ("reason",),
+        ("reason", ("capacity", "deferred")),
         "Number of waiting requests by reason. 'capacity' or 'deferred' (LoRA budget).",
     ),
     "engine_sleep_state": (
-        ("sleep_state",),
+        ("sleep_state", ("awake", "weights_offloaded", "discard_all")),
         "Engine sleep state; awake = 1 means engine is awake.",
     ),
-    "kv_cache_usage_perc": ((), "KV-cache usage. 1 means 100 percent usage."),
+    "kv_cache_usage_perc": (None, "KV-cache usage. 1 means 100 percent usage."),
 }
-"""Name to (extra labels, help)."""
+"""Name to (extra label, help)."""
 
-COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
+COUNTERS: dict[str, tuple[Extra | None, str]] = {
     "estimated_flops_per_gpu": (
-        (),
+        None,
         "Estimated number of floating point operations per GPU (for Model Flops Utilization calculations).",
     ),
     "estimated_read_bytes_per_gpu": (
-        (),
+        None,
         "Estimated number of bytes read from memory per GPU (for Model Flops Utilization calculations).",
     ),
     "estimated_write_bytes_per_gpu": (
-        (),
+        None,
         "Estimated number of bytes written to memory per GPU (for Model Flops Utilization calculations).",
     ),
-    "prefix_cache_queries": ((), "Prefix cache queries, in terms of number of queried tokens."),
-    "prefix_cache_hits": ((), "Prefix cache hits, in terms of number of cached tokens."),
+    "prefix_cache_queries": (None, "Prefix cache queries, in terms of number of queried tokens."),
+    "prefix_cache_hits": (None, "Prefix cache hits, in terms of number of cached tokens."),
     "external_prefix_cache_queries": (
-        (),
+        None,
         "External prefix cache queries from KV connector, in terms of number of queried tokens.",
     ),
     "external_prefix_cache_hits": (
-        (),
+        None,
         "External prefix cache hits from KV connector, in terms of number of cached tokens.",
     ),
-    "mm_cache_queries": ((), "Multi-modal cache queries, in terms of number of queried items."),
-    "mm_cache_hits": ((), "Multi-modal cache hits, in terms of number of cached items."),
-    "num_preemptions": ((), "Cumulative number of preemption from the engine."),
-    "prompt_tokens": ((), "Number of prefill tokens processed."),
-    "prompt_tokens_by_source": (("source",), "Number of prompt tokens by source."),
-    "prompt_tokens_cached": ((), "Number of cached prompt tokens (local + external)."),
+    "mm_cache_queries": (None, "Multi-modal cache queries, in terms of number of queried items."),
+    "mm_cache_hits": (None, "Multi-modal cache hits, in terms of number of cached items."),
+    "num_preemptions": (None, "Cumulative number of preemption from the engine."),
+    "prompt_tokens": (None, "Number of prefill tokens processed."),
+    "prompt_tokens_by_source": (
+        ("source", ("local_compute", "local_cache_hit", "external_kv_transfer")),
+        "Number of prompt tokens by source.",
+    ),
+    "prompt_tokens_cached": (None, "Number of cached prompt tokens (local + external)."),
     "prompt_tokens_cached_by_source": (
-        ("source",),
+        ("source", ("device", "host", "p2p", "disk", "external_unspecified")),
         "Prefix-cache hit tokens by the cache tier that supplied them, counted at admission.",
     ),
-    "generation_tokens": ((), "Number of generation tokens processed."),
-    "request_success": (("finished_reason",), "Count of successfully processed requests."),
-    "admission_rejections": (("reason",), "Number of admission attempts rejected by a queue limit, by reason."),
+    "generation_tokens": (None, "Number of generation tokens processed."),
+    "request_success": (
+        ("finished_reason", ("stop", "length", "abort", "error", "repetition")),
+        "Count of successfully processed requests.",
+    ),
+    "admission_rejections": (
+        ("reason", ("max_num_queued_reqs", "max_num_queued_tokens")),
+        "Number of admission attempts rejected by a queue limit, by reason.",
+    ),
 }
-"""Name to (extra labels, help)."""
+"""Name to (extra label, help)."""
 
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_prompt_tokens": ("Number of prefill tokens processed.", _TOKENS),
@@ -119,6 +125,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 """Name to (help, upper bounds)."""
 
+CACHE_INFO = "Information of the LLMEngine CacheConfig"
 LORA = "Running stats on lora requests."
 HTTP_REQUESTS = "Total number of requests by method, status and handler."
 LOOP_LAG = "Lateness of the server's event loop over the last 10 seconds."

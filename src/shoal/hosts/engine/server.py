@@ -20,9 +20,10 @@ from shoal.hosts.engine.config import EngineServerConfig
 from shoal.hosts.engine.context import Call, Context
 from shoal.hosts.engine.driver import EngineDriver
 from shoal.hosts.engine.errors import ApiError
-from shoal.hosts.engine.exposition import Exposition, Meter
+from shoal.hosts.engine.exposition import Exposition
 from shoal.hosts.engine.faults import FaultBox
 from shoal.hosts.engine.lag import LoopLag
+from shoal.hosts.engine.meter import Meter
 from shoal.hosts.engine.planning import Planner
 from shoal.hosts.engine.recording import Recorder
 from shoal.hosts.engine.streams import reset
@@ -186,14 +187,16 @@ def _assemble(config: EngineServerConfig, lag: LoopLag) -> Context:
     now = time.time()
     max_model_len = config.context_limit(engine_config)
     catalog = Catalog(config.models, config.loras, config.profile, max_model_len, now)
-    meter = Meter()
+    name = config.models[0].replace("\\", "\\\\").replace('"', '\\"')
+    labels = f'engine="0",model_name="{name}"'
+    meter = Meter(labels)
     return Context(
         config=config,
         catalog=catalog,
         planner=Planner(Answers(config.seed), engine.block_size, max_model_len, config.seed),
         driver=EngineDriver(engine, meter),
         meter=meter,
-        exposition=Exposition(engine, meter, catalog, lag, now),
+        exposition=Exposition(engine, meter, catalog, lag, labels, now),
         box=FaultBox(config.faults),
     )
 

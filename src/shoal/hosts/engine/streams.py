@@ -108,24 +108,27 @@ class EventStream:
                 self._is_silent = True
         return not self._is_silent
 
-    def end_one(self) -> None:
-        """One generation is done; the last one closes the stream, unless a fault keeps it open."""
+    def end_one(self, last: bytes) -> None:
+        """One generation is done and `last` is its last token; the last one closes the stream, unless it is stalled."""
         self._left -= 1
-        if self._left == 0 and not self._is_silent:
-            self.send(self.shape.closing(self._generations))
-            if not self.done.done():
-                self.done.set_result(None)
+        if self._left or self._is_silent:
+            self.write(last)
+            return
+        self.write(last + b"".join([self.chunk(event) for event in self.shape.closing(self._generations)]))
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 class TokenStream:
     """The sink of one generation of an event stream."""
 
-    __slots__ = ("_has_frame", "_inner", "_last", "_sent", "_stream", "generation")
+    __slots__ = ("_has_frame", "_held", "_inner", "_last", "_sent", "_stream", "generation")
 
     def __init__(self, stream: EventStream, generation: Generation) -> None:
         self.generation = generation
         self._stream = stream
         self._sent = 0
+        self._held = b""
         frame = stream.shape.frame(generation)
         self._has_frame = frame is not None
         self._inner = self._last = (b"", b"")
@@ -144,11 +147,14 @@ class TokenStream:
                 out = b"".join([stream.chunk(event) for event in stream.shape.opening(self.generation)])
             out += self._event(position)
         self._sent += count
-        stream.write(out)
+        if self._sent < self.generation.output_tokens:
+            stream.write(out)
+        else:
+            self._held = out
 
     def end(self) -> None:
-        """The engine is done with this generation."""
-        self._stream.end_one()
+        """The engine is done with this generation: the last token goes out with what closes the stream."""
+        self._stream.end_one(self._held)
 
     def _event(self, position: int) -> bytes:
         generation = self.generation
