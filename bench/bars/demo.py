@@ -15,7 +15,7 @@ from shoal.cli.demo import ROUND_ROBIN, traffic
 from shoal.workload import poisson_arrivals
 
 _CHATS = 32
-_TURNS = 6
+_TURNS = 8
 _OVER = 1.2
 
 

@@ -98,7 +98,7 @@ def test_a_met_bar_exits_zero_and_writes_its_figure(
 ) -> None:
     asked = fakes(good=Figure(value=3.0, details={"n": 1}))
     path = tmp_path / "deep" / "bars.json"
-    assert main(["PART=77", "--scale", "0.5", "--json", str(path)]) == 0
+    assert main(["PART=77", "--wait-idle", "0", "--scale", "0.5", "--json", str(path)]) == 0
     assert asked == [0.5]
     assert " ok " in capsys.readouterr().out
     written = json.loads(path.read_text())["good"]
@@ -109,7 +109,7 @@ def test_one_short_bar_fails_the_run(
     fakes: Callable[..., list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fakes(good=Figure(value=3.0), bad=Figure(value=30.0))
-    assert main(["--part", "77", "--json", str(tmp_path / "b.json")]) == 1
+    assert main(["--part", "77", "--wait-idle", "0", "--json", str(tmp_path / "b.json")]) == 1
     out = capsys.readouterr().out
     assert "bad" in out
     assert "short" in out
@@ -119,7 +119,7 @@ def test_a_void_run_is_measured_again_and_then_counts_as_not_met(
     fakes: Callable[..., list[float]], tmp_path: Path
 ) -> None:
     asked = fakes(late=Figure(value=3.0, void="loop lag"))
-    assert main(["--part", "77", "--json", str(tmp_path / "b.json")]) == 1
+    assert main(["--part", "77", "--wait-idle", "0", "--json", str(tmp_path / "b.json")]) == 1
     assert len(asked) == 3
 
 
@@ -135,7 +135,7 @@ def test_a_measurement_that_raises_is_a_failure_and_the_others_still_run(
         BARS, "burst", Bar(id="burst", part=77, text="", unit="", limit=1.0, is_floor=False, measure=burst)
     )
     path = tmp_path / "b.json"
-    assert main(["--part", "77", "--json", str(path)]) == 1
+    assert main(["--part", "77", "--wait-idle", "0", "--json", str(path)]) == 1
     written = json.loads(path.read_text())
     assert written["good"]["is_met"]
     assert "no envoy" in written["burst"]["void"]
@@ -144,8 +144,8 @@ def test_a_measurement_that_raises_is_a_failure_and_the_others_still_run(
 def test_a_run_of_one_bar_keeps_the_figures_of_the_others(fakes: Callable[..., list[float]], tmp_path: Path) -> None:
     fakes(one=Figure(value=1.0), two=Figure(value=2.0))
     path = tmp_path / "b.json"
-    main(["--part", "77", "--id", "one", "--json", str(path)])
-    main(["--part", "77", "--id", "tw*", "--json", str(path)])
+    main(["--part", "77", "--wait-idle", "0", "--id", "one", "--json", str(path)])
+    main(["--part", "77", "--wait-idle", "0", "--id", "tw*", "--json", str(path)])
     assert {"one", "two"} <= set(json.loads(path.read_text()))
 
 

@@ -10,7 +10,7 @@ from shoal.hosts.load import Sample, summarise
 
 
 def test_the_working_set_is_three_caches_of_an_engine_and_fits_four() -> None:
-    plan = traffic(1, chats=32, turns=6)
+    plan = traffic(1, chats=32, turns=8)
     systems = {chat.system for chat in plan.chats}
     prompts = sum(len(system) for system in systems)
     histories = sum(len("".join(chat.says)) + 4 * sum(chat.reply_tokens) for chat in plan.chats)

@@ -65,7 +65,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--engines", type=int, default=4, metavar="N", help="embedded engines (4)")
     parser.add_argument("--chats", type=int, default=32, metavar="N", help="chats, all at the same time (32)")
-    parser.add_argument("--turns", type=int, default=6, metavar="N", help="turns of each chat (6)")
+    parser.add_argument("--turns", type=int, default=8, metavar="N", help="turns of each chat (8)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the traffic (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write both reports there too")
     parser.set_defaults(run=run)
