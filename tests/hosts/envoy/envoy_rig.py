@@ -10,7 +10,7 @@ import json
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -41,7 +41,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceServicer):
+class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
     """Picks what `x-test-pick` says; keeps what it saw and the records it got."""
 
     def __init__(self, picker_id: str, path: str) -> None:
@@ -63,7 +63,7 @@ class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServi
         self.server = grpc.aio.server(options=OPTIONS)
         ext_grpc.add_ExternalProcessorServicer_to_server(self, self.server)
         als_pb2_grpc.add_AccessLogServiceServicer_to_server(self, self.server)
-        checks = health.aio.HealthServicer()
+        checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(checks, self.server)
         self.server.add_insecure_port(f"unix:{self.path}")
@@ -102,7 +102,7 @@ class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServi
             self.open_streams -= 1
             self.ended.append(minted)
 
-    def metadata(self, minted: str, pick: str, **more: bool) -> struct_pb2.Struct:
+    def metadata(self, minted: str, pick: str, **more: object) -> struct_pb2.Struct:
         message = struct_pb2.Struct()
         message.update({"shoal": {"id": minted, "picker": self.id, **more}})
         if pick:
@@ -123,7 +123,8 @@ class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServi
         if delay := headers.get("x-test-hold"):
             await asyncio.sleep(float(delay))
         pick = headers.get("x-test-pick", self.default_pick)
-        reply = ext.ProcessingResponse(dynamic_metadata=self.metadata(minted, pick))
+        more = {"x-session-token": headers["x-test-token"]} if "x-test-token" in headers else {}
+        reply = ext.ProcessingResponse(dynamic_metadata=self.metadata(minted, pick, **more))
         common = getattr(reply, kind).response
         pairs = [("x-gateway-destination-endpoint", pick)] if pick else []
         if "x-test-no-retry" in headers:
@@ -292,11 +293,14 @@ class Rig:
                 await asyncio.sleep(0.02)
             return found[0]
 
-    async def send(self, path: str, pick: str = "", body: bytes = b"{}", method: str = "POST", **more: str) -> Answer:
-        """Send one request; `more` are headers with `_` for `-`."""
-        headers = {"x-test-pick": pick, **{key.replace("_", "-"): value for key, value in more.items()}}
+    async def send(
+        self, path: str, pick: str = "", body: bytes = b"{}", headers: Mapping[str, str] | None = None, **more: str
+    ) -> Answer:
+        """Post one request; `more` are headers with `_` for `-`."""
+        named = {key.replace("_", "-"): value for key, value in more.items()}
+        headers = {"x-test-pick": pick, **(headers or {}), **named}
         data = io.BytesIO(body) if body else None
-        async with self.client.request(method, self.url + path, data=data, headers=headers) as answer:
+        async with self.client.post(self.url + path, data=data, headers=headers) as answer:
             return Answer(answer.status, dict(answer.headers), await answer.read())
 
     async def raw(self, text: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

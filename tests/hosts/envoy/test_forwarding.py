@@ -152,12 +152,13 @@ async def test_a_client_cannot_switch_anything_that_only_the_picker_may(live: Ri
         "x-encoder-hosts-ports": "1.2.3.4:5",
         "x-data-parallel-host-port": "1.2.3.4:5",
         "x-kv-cache-source-host-port": "1.2.3.4:5",
-        "x-shoal-anything": "1",
+        "x-shoal-internal-anything": "1",
+        "x-shoal-endpoint": "1.2.3.4:5",
         "x-envoy-max-retries": "99",
         "x-envoy-upstream-rq-timeout-ms": "1",
         "X-Envoy-Retry-On": "5xx",
     }
-    answer = await live.send("/spoof", engine.address, **spoofed)
+    answer = await live.send("/spoof", engine.address, headers=spoofed)
     assert json.loads(answer.body)["served"] == engine.address
     seen = next(headers for picker in live.pickers for headers in picker.seen)
     assert not set(seen) & {name.lower() for name in spoofed}
@@ -166,12 +167,35 @@ async def test_a_client_cannot_switch_anything_that_only_the_picker_may(live: Ri
     assert set(upstream) & {name.lower() for name in spoofed} == {"x-gateway-destination-endpoint"}
 
 
+async def test_the_picker_gives_the_answer_headers_through_its_metadata(live: Rig) -> None:
+    engine = live.engines[0]
+    refused = {name.lower() for name in (await live.send("/said", x_test_refuse="429")).headers}
+    assert not refused & {"x-session-token", "x-shoal-endpoint"}
+    answer = await live.send("/said", engine.address, x_test_token="abc==")
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    assert headers["x-session-token"] == "abc=="
+    assert headers["x-shoal-endpoint"] == engine.address
+    await live.record("/said", 2)
+    assert headers["x-shoal-request-id"] in {record.request_id for record in live.records}
+    assert "x-session-token" not in {name.lower() for name in (await live.send("/said", engine.address)).headers}
+
+
+async def test_a_clients_wish_for_no_retry_reaches_the_picker(live: Rig) -> None:
+    await live.send("/wish", live.engines[0].address, x_shoal_no_retry="1")
+    assert [headers["x-shoal-no-retry"] for picker in live.pickers for headers in picker.seen] == ["1"]
+
+
 async def test_hop_by_hop_headers_and_those_that_connection_lists_end_at_the_router(live: Rig) -> None:
     engine = live.engines[0]
     await live.send(
         "/hops",
         engine.address,
-        **{"Connection": "keep-alive, X-Private", "X-Private": "1", "Keep-Alive": "timeout=5", "Proxy-Connection": "x"},
+        headers={
+            "Connection": "keep-alive, X-Private",
+            "X-Private": "1",
+            "Keep-Alive": "timeout=5",
+            "Proxy-Connection": "x",
+        },
     )
     upstream = {name.lower() for name in engine.requests[0][1]}
     assert not upstream & {"connection", "x-private", "keep-alive", "proxy-connection", "upgrade"}

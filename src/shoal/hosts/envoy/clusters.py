@@ -40,7 +40,7 @@ def clusters(settings: EnvoySettings) -> list[Document]:
 
 
 def _health(merge_s: float) -> Document:
-    # By default Envoy keeps a change of health from its workers for a second.  With no healthy member at all, all are tried.
+    # By default Envoy keeps a change of health from its threads for a second.  With no healthy member, all are tried.
     return {"healthy_panic_threshold": {"value": 1}, "update_merge_window": seconds(merge_s)}
 
 

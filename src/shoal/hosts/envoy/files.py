@@ -11,6 +11,7 @@ import xxhash
 
 from shoal.hosts.envoy.typed import Document
 
+
 def source(run_dir: str, kind: str, name: str = "") -> Document:
     """Return the config source that reads `kind` (the file of one resource, when named) and watches its directory."""
     directory = f"{run_dir}/{kind}"

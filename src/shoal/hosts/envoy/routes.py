@@ -3,7 +3,7 @@
 Which engine is not decided here but by the picker's header.
 """
 
-from shoal.hosts.envoy.filters import EXT_PROC, headers_only
+from shoal.hosts.envoy.filters import EXT_PROC, METADATA, headers_only
 from shoal.hosts.envoy.settings import EnvoySettings
 from shoal.hosts.envoy.typed import Document, seconds, typed
 from shoal.hosts.envoy.usage import JSON_FILTER, USAGE_PATHS
@@ -36,9 +36,22 @@ def route_configuration(settings: EnvoySettings) -> Document:
         "name": "all",
         "domains": ["*"],
         "request_body_buffer_limit": limit,
+        "response_headers_to_add": _answer_headers(settings),
         "routes": [upgrade, *counted, everything],
     }
     return typed("config.route.v3.RouteConfiguration", name=ROUTES, virtual_hosts=[host])
+
+
+def _answer_headers(settings: EnvoySettings) -> list[Document]:
+    # Responses never reach the picker, so what it wants to say stands in its metadata.
+    values = {name: f"%DYNAMIC_METADATA({METADATA}:{name})%" for name in settings.response_headers}
+    values["x-shoal-request-id"] = f"%DYNAMIC_METADATA({METADATA}:id)%"
+    if settings.shows_endpoint:
+        values["x-shoal-endpoint"] = "%UPSTREAM_REMOTE_ADDRESS%"
+    return [
+        {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        for name, value in values.items()
+    ]
 
 
 def _forward(settings: EnvoySettings) -> Document:

@@ -16,6 +16,8 @@ CONTROL_HEADERS = (
     "x-encoder-hosts-ports",
     "x-data-parallel-host-port",
     "x-kv-cache-source-host-port",
+    "x-shoal-request-id",
+    "x-shoal-endpoint",
 )
 
 
@@ -113,6 +115,8 @@ class EnvoySettings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: absolute directory for configuration and sockets; paths of sockets must stay under 108 bytes.
     pickers: the workers; the first also gets the records of requests that no picker saw.  concurrency: Envoy's
     worker threads.  control_headers, control_prefixes: removed from every client request before the picker runs.
+    response_headers: names that the picker may give the client's answer, by writing `shoal.<name>` in its metadata.
+    shows_endpoint: whether answers say in `x-shoal-endpoint` which engine served.
     forward_authorization: whether the client's own `authorization` reaches an engine that has no key configured.
     """
 
@@ -128,7 +132,9 @@ class EnvoySettings(msgspec.Struct, frozen=True, kw_only=True):
     backend_tls: tuple[BackendTls, ...] = (BackendTls(),)
     concurrency: int = 2
     control_headers: tuple[str, ...] = CONTROL_HEADERS
-    control_prefixes: tuple[str, ...] = ("x-shoal-", "x-envoy-")
+    control_prefixes: tuple[str, ...] = ("x-shoal-internal-", "x-envoy-")
+    response_headers: tuple[str, ...] = ("x-session-token",)
+    shows_endpoint: bool = True
     forward_authorization: bool = False
 
     @property
