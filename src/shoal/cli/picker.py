@@ -78,8 +78,6 @@ def run(args: argparse.Namespace) -> int:
             "is not there; the metrics page is bound to 127.0.0.1 unless --metrics-host says otherwise",
             source="--metrics-endpoint-auth",
         )
-    if not (args.backend or args.backends_file):
-        raise ConfigError("nothing to pick from; name engines with --backend URL or --endpoints FILE")
 
     import uvloop
 

@@ -160,6 +160,30 @@ def test_a_killed_engine_is_started_again_under_its_address_and_returns(pool: Po
     assert pool.chat().status_code == 200
 
 
+def test_a_second_pool_on_the_same_port_is_refused_in_one_line(
+    pool: Pool, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    port = pool.url.rpartition(":")[2]
+    flags = ["--engines", "1", "--metrics-port", "0", "--run-dir", str(tmp_path / "run")]
+    assert main(["up", "--port", port, *flags]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(f"shoal: port {port} on 127.0.0.1 is already taken by envoy")
+    assert err.count("\n") == 1
+
+
+def test_keys_that_a_reload_asks_for_are_asked_for(pool: Pool) -> None:
+    keys, config = pool.log.parent / "keys", pool.log.parent / "epp.yaml"
+    keys.write_text(f"ops:{'0' * 64}\n")
+    before = config.read_text()
+    extra = f"---\napiVersion: shoal.dev/v1alpha1\nkind: Pool\nauth: {{keys_file: {keys}}}\nlisten: {{host: 0.0.0.0}}\n"
+    config.write_text(before + extra)
+    until(lambda: pool.chat().status_code == 401, why=pool.said)
+    until(lambda: "take effect at the next start" in pool.said())
+    assert "settings=listen.host" in pool.said()
+    config.write_text(before)
+    until(lambda: all(pool.chat().status_code == 200 for _ in range(4)), why=pool.said)
+
+
 def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path) -> None:
     pool = Pool(tmp_path, ["--engines", "1"])
     try:

@@ -27,12 +27,17 @@ from shoal.hosts.extproc.worker import Worker, parser
 from shoal.hosts.fleet import FileSource, FleetKeeper, Source, StaticSource, UnknownEndpoint, parse_url
 from shoal.hosts.supervisor.answers import PoolAnswers, Seat
 from shoal.hosts.supervisor.configuration import Configuration
+from shoal.hosts.supervisor.configured import ConfiguredBackends
 from shoal.hosts.supervisor.link import WorkerLink
 from shoal.hosts.supervisor.ports import check_port
 from shoal.hosts.supervisor.server import AdminServer, NotFound
+from shoal.hosts.supervisor.settings import targets_of
 from shoal.kernel import ConfigError
 from shoal.pool import EndpointState
 from shoal.routing import Configured, Event
+from shoal.routing.config import RouterConfig
+
+NOTHING_TO_PICK = "nothing to pick from; name engines with --backend URL, --endpoints FILE or in --config-file"
 
 _WORKER_SOCKET = "w0.sock"
 _REPORT_S = 5.0
@@ -62,15 +67,16 @@ class PickerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise ConfigError when the flags make no picker."""
-        if not (self.backends or self.backends_file):
-            raise ConfigError("nothing to pick from; name engines with --backend URL or --endpoints FILE")
+        if not (self.backends or self.backends_file or self.config):
+            raise ConfigError(NOTHING_TO_PICK)
 
 
 async def run_picker(options: PickerOptions) -> int:
     """Run the picker until a signal ends it; returns the exit status.  Raises ConfigError before anything starts."""
     options.check()
     configuration = Configuration(options.config)
-    sources = _sources(options)
+    backends = ConfiguredBackends(targets_of(configuration.config.pool))
+    sources = [*_sources(options, configuration.config), backends]
     credentials = _credentials(options.cert_dir)
     for host, port, flag in (
         (options.host, options.grpc_port, "--grpc-port"),
@@ -82,7 +88,7 @@ async def run_picker(options: PickerOptions) -> int:
     run_dir = RunDir(options.run_dir or default_for(options.grpc_port))
     run_dir.open()
     try:
-        await StandalonePicker(options, configuration, sources, credentials, run_dir.path).run()
+        await StandalonePicker(options, configuration, sources, backends, credentials, run_dir.path).run()
     finally:
         run_dir.close()
     return 0
@@ -96,6 +102,7 @@ class StandalonePicker(Worker):
         options: PickerOptions,
         configuration: Configuration,
         sources: Sequence[Source],
+        backends: ConfiguredBackends,
         credentials: grpc.ServerCredentials | None,
         run_dir: Path,
     ) -> None:
@@ -103,6 +110,7 @@ class StandalonePicker(Worker):
         super().__init__(parser().parse_args(flags), configuration.config, configuration.text)
         self._picker_options = options
         self._configuration = configuration
+        self._backends = backends
         self._credentials = credentials
         self._run_dir = run_dir
         self._started_at = monotonic()
@@ -175,11 +183,13 @@ class StandalonePicker(Worker):
         """Read the configuration again; a bad one is refused and the old one goes on.  Raises ConfigError."""
         try:
             text, config = await asyncio.to_thread(self._configuration.candidate)
+            targets = await asyncio.to_thread(targets_of, config.pool)
         except ConfigError as error:
             self._refused = str(error)
             _log.error("configuration refused, the old one goes on", why=error)
             raise
         self._configuration.accept(text, config)
+        self._backends.replace(targets)
         self._take([Configured(text)])
         self._refused = ""
         _log.info("configuration accepted", source=self._configuration.source)
@@ -285,12 +295,16 @@ class StandalonePicker(Worker):
             await asyncio.sleep(_LOOK_S)
 
 
-def _sources(options: PickerOptions) -> list[Source]:
+def _sources(options: PickerOptions, config: RouterConfig) -> list[Source]:
     sources: list[Source] = []
     if options.backends:
         sources.append(StaticSource([parse_url(url) for url in options.backends]))
     if options.backends_file is not None:
         sources.append(FileSource(options.backends_file))
+    if config.discovery is not None:
+        sources.append(FileSource(Path(config.discovery.path)))
+    if not (sources or config.pool.backends):
+        raise ConfigError(NOTHING_TO_PICK)
     return sources
 
 

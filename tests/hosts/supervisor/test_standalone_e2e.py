@@ -1,0 +1,120 @@
+"""`shoal picker` alone: a foreign gateway asks it over TCP."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as rpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.hosts.supervisor.pool_rig import until
+
+from shoal.cli import main
+from shoal.hosts.supervisor import free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+class Alone:
+    """A picker process with one engine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.flags = ["--run-dir", str(directory / "run")]
+        self.port, self.health_port = free_port(), free_port()
+        self.engine = self._start("engine", ["--port", "0"])
+        found = until(lambda: re.search(r"listening on (http://\S+)", self.said("engine")))
+        assert found is not None
+        self.engine_url = found[1]
+        ports = ["--grpc-port", str(self.port), "--grpc-health-port", str(self.health_port), "--metrics-port", "0"]
+        self.picker = self._start("picker", ["--backend", self.engine_url, *ports, *self.flags])
+
+    def said(self, verb: str) -> str:
+        return (self.directory / f"{verb}.log").read_text(errors="replace")
+
+    def _start(self, verb: str, flags: list[str]) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{verb}.log").open("wb") as log:
+            command = [sys.executable, "-m", "shoal.cli", verb, *flags]
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def end(self) -> None:
+        for process in (self.picker, self.engine):
+            process.kill()
+            process.wait(20.0)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Alone]:
+    """A picker that is ready."""
+    running = Alone(tmp_path)
+    try:
+        until(lambda: "shoal picker is ready" in running.said("picker"), why=lambda: running.said("picker"))
+        yield running
+    finally:
+        running.end()
+
+
+def _ask(port: int) -> str:
+    """Ask as a gateway with buffered bodies does; return the endpoint that was chosen."""
+    headers = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
+    head = pb.ProcessingRequest()
+    head.request_headers.headers.headers.extend(
+        base_pb2.HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()
+    )
+    body = pb.ProcessingRequest()
+    body.request_body.body = b'{"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}'
+    body.request_body.end_of_stream = True
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answers = list(rpc.ExternalProcessorStub(channel).Process(iter([head, body]), timeout=20.0))
+    mutations = answers[-1].request_body.response.header_mutation.set_headers
+    return next(
+        option.header.raw_value.decode()
+        for option in mutations
+        if option.header.key == "x-gateway-destination-endpoint"
+    )
+
+
+def _health(port: int) -> int:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = health_pb2.HealthCheckRequest(service="")
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=20.0).status)
+
+
+def test_a_gateway_is_told_the_endpoint_and_the_verbs_find_the_picker(
+    alone: Alone, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = alone.engine_url.removeprefix("http://")
+    assert _ask(alone.port) == address
+    serving = health_pb2.HealthCheckResponse.SERVING
+    assert _health(alone.port) == serving
+    assert _health(alone.health_port) == serving
+    assert main(["status", "--once", "--interval", "0.1", *alone.flags]) == 0
+    page = capsys.readouterr().out
+    assert f"grpc://127.0.0.1:{alone.port}" in page
+    assert address in page
+    assert main(["endpoint", "drain", address, *alone.flags]) == 0
+    assert "drained" in capsys.readouterr().out
+
+
+def test_sigterm_ends_the_picker_and_its_sockets(alone: Alone) -> None:
+    alone.picker.send_signal(signal.SIGTERM)
+    assert alone.picker.wait(60.0) == 0
+    assert not list((alone.directory / "run").glob("*.sock"))
+
+
+def test_flags_of_the_other_picker_that_mean_nothing_here_are_accepted_or_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["picker", "--backend", "http://127.0.0.1:1", "--pool-name", "p", "--tracing=false"]
+    assert main([*flags, "--secure-serving=true"]) == 2
+    assert "--secure-serving: needs --cert-path" in capsys.readouterr().err
+    assert main([*flags, "--metrics-endpoint-auth=true"]) == 2
+    assert "--metrics-host" in capsys.readouterr().err
+    assert main(["picker"]) == 2
+    assert "nothing to pick from" in capsys.readouterr().err
