@@ -86,6 +86,7 @@ def test_a_chat_request_is_sent_to_an_endpoint_with_a_fallback_and_its_minted_id
     reply = parse(second)
     target = headers_of(reply.request_body.response.header_mutation)["x-gateway-destination-endpoint"]
     assert sorted(target.split(",")) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert headers_of(reply.request_body.response.header_mutation)["x-envoy-max-retries"] == "1"
     own = reply.dynamic_metadata.fields["shoal"].struct_value.fields
     assert own["id"].string_value == exchange.request_id
     assert own["picker"].string_value == "0"

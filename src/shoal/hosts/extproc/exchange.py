@@ -237,8 +237,10 @@ class Exchange:
         if key:
             set_headers.append(("authorization", f"Bearer {key}"))
             remove = [header for header in remove if header != "authorization"]
-        if not forward.retry_allowed:
-            set_headers.append(("x-envoy-max-retries", "0"))
+        if not self._is_duplex or not forward.retry_allowed:
+            # A retry past the end of the list would go to any engine of the fleet, also one of another model.
+            retries = min(len(endpoints) - 1, picker.settings.retries.attempts) if forward.retry_allowed else 0
+            set_headers.append(("x-envoy-max-retries", str(retries)))
         new_body = self._rewritten(forward, body, api, is_streaming)
         if new_body is not None:
             set_headers.append(("content-length", str(len(new_body))))

@@ -1,0 +1,126 @@
+"""`shoal engine` as child processes that a scenario may kill, restart and question."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from tests.hosts.supervisor.pool_rig import until
+
+
+class EngineProcess:
+    """One engine.  It keeps its port over a restart; what it prints goes to `log`."""
+
+    def __init__(self, log: Path, flags: Sequence[str] = ()) -> None:
+        self.log = log
+        self.port = 0
+        self._flags = tuple(flags)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self, *more: str) -> None:
+        """Start it; `listening` says when it is there."""
+        command = [sys.executable, "-m", "shoal.cli", "engine", "--port", str(self.port), "--record", "2000"]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen([*command, *self._flags, *more], stdout=log, stderr=log)
+
+    def listening(self) -> "EngineProcess":
+        """Wait for its port."""
+        said = until(lambda: re.search(r"listening on http://127.0.0.1:(\d+)", self.log.read_text()), 90.0)
+        assert said is not None
+        self.port = int(said[1])
+        return self
+
+    def kill(self) -> None:
+        """End it as the kernel does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def suspend(self) -> None:
+        """Stop it without ending it."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    @property
+    def address(self) -> str:
+        """Its `ip:port`."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        return f"http://{self.address}"
+
+    def samples(self) -> dict[str, float]:
+        """Its metrics page as name -> sum over the label sets."""
+        return totals(httpx.get(f"{self.url}/metrics", timeout=30.0).text)
+
+    def busy(self) -> float:
+        """Requests that it computes or holds waiting."""
+        found = self.samples()
+        return found["vllm:num_requests_running"] + found["vllm:num_requests_waiting"]
+
+    def arrivals(self, path: str = "/v1/chat/completions") -> list[dict[str, Any]]:
+        """What arrived at `path`, oldest first."""
+        return [each for each in httpx.get(f"{self.url}/requests", timeout=30.0).json() if each["path"] == path]
+
+    def fault(self, **fields: object) -> None:
+        """Change its faults."""
+        httpx.post(f"{self.url}/faults", json=fields, timeout=30.0).raise_for_status()
+
+
+@contextmanager
+def engines(directory: Path, *flags: Sequence[str]) -> Iterator[list[EngineProcess]]:
+    """Start one engine per set of flags, all at once; all are gone at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        started = []
+        for number, each in enumerate(flags):
+            engine = EngineProcess(directory / f"engine-{number}.log", ["--seed", str(number), *each])
+            stack.callback(engine.kill)
+            started.append(engine)
+        yield [engine.listening() for engine in started]
+
+
+def totals(page: str) -> dict[str, float]:
+    """A metrics page as name -> sum over the label sets."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def backends(started: Sequence[EngineProcess]) -> list[str]:
+    """The flags of `shoal up` that name these engines."""
+    return [flag for engine in started for flag in ("--backend", engine.url)]
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def steadily(condition: Callable[[], bool], for_s: float = 1.0) -> None:
+    """Assert that a condition stays true for a while."""
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        assert condition()
+        time.sleep(0.05)
