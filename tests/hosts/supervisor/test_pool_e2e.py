@@ -1,9 +1,10 @@
 """A whole pool: `shoal up` with real engines, workers and Envoy."""
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from tests.hosts.supervisor.pool_rig import Pool, body, is_gone, until
 
 from shoal.cli import main
+from shoal.hosts.supervisor import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -139,6 +141,31 @@ def test_an_invalid_configuration_is_refused_and_a_good_one_needs_no_envoy_resta
     assert pool.envoy_pid() == envoy
 
 
+def test_a_killed_envoy_is_started_again_and_knows_the_fleet(pool: Pool) -> None:
+    old = pool.envoy_pid()
+    os.kill(old, signal.SIGKILL)
+    until(lambda: any(each.name().startswith("envoy") and each.pid != old for each in pool.family()))
+    until(lambda: _status(pool) == 200, why=pool.said)
+    until(lambda: not pool.client.picture().warnings, why=pool.said)
+
+
+def _status(pool: Pool) -> int:
+    try:
+        return pool.chat().status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def test_the_metrics_page_is_one_over_all_workers(pool: Pool) -> None:
+    page = pool.client.metrics()
+    families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+    assert 'shoal_worker_up{picker="0"} 1' in page
+    assert 'shoal_worker_up{picker="1"} 1' in page
+    total = sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("llm_d_epp_request_total"))
+    assert total > 0
+
+
 def test_an_endpoint_drains_and_comes_back_while_the_pool_runs(pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--run-dir", str(pool.run_dir)]
     address = next(each.address for each in pool.client.picture().endpoints if each.id == "engine-1")
@@ -208,6 +235,40 @@ def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path
         assert pool.process.wait(60.0) == 0
         until(lambda: all(is_gone(pid) for pid in family))
         assert not list(pool.run_dir.glob("*.sock"))
+    finally:
+        pool.end()
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    pool = Pool(tmp_path, ["--engines", "1", "--engine-arg=--slow-factor=20", "--drain-timeout", "300"])
+    try:
+        pool.wait_ready()
+        family = [each.pid for each in pool.family()]
+        threading.Thread(target=lambda: _ignore(lambda: pool.chat("slow", tokens=3000)), daemon=True).start()
+        until(lambda: pool.client.picture().inflight == 1)
+        pool.process.send_signal(signal.SIGINT)
+        until(lambda: "draining" in pool.said())
+        assert pool.process.poll() is None
+        pool.process.send_signal(signal.SIGINT)
+        assert pool.process.wait(60.0) == 0
+        assert "stopping at once" in pool.said()
+        until(lambda: all(is_gone(pid) for pid in family))
+    finally:
+        pool.end()
+
+
+def _ignore(work: Callable[[], object]) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        work()
+
+
+def test_a_pool_whose_engine_does_not_answer_says_why_it_is_not_ready(tmp_path: Path) -> None:
+    port = free_port()
+    pool = Pool(tmp_path, ["--backend", f"http://127.0.0.1:{port}"])
+    try:
+        until(lambda: "not ready yet" in pool.said(), why=pool.said)
+        assert f"http://127.0.0.1:{port}: connection refused" in pool.said()
+        assert "shoal is ready" not in pool.said()
     finally:
         pool.end()
 

@@ -39,6 +39,10 @@ class PoolClient:
         """Return the picture as the JSON that the pool sent."""
         return self._good("GET", "/snapshot")
 
+    def metrics(self) -> str:
+        """Return the Prometheus page of the whole pool."""
+        return self._good("GET", "/metrics").decode()
+
     def explain(self, request_id: str) -> dict[str, Any]:
         """Return what the workers know of a request: `found` (a list, maybe empty) and `silent` pickers."""
         _, body = self._ask("GET", f"/explain/{quote(request_id, safe='')}")

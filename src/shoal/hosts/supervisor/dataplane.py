@@ -4,6 +4,7 @@ Owns the translation of what the pool knows (targets, keys, certificate authorit
 settings.  Files and process are `hosts.envoy`.
 """
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Sequence
@@ -20,11 +21,16 @@ from shoal.hosts.envoy import (
     EnvoySettings,
     Picker,
     loaded,
+    write_certificates,
     write_endpoints,
 )
 from shoal.hosts.fleet import Target
 from shoal.hosts.supervisor.workers import service_socket
+from shoal.kernel import ConfigError
 from shoal.pool import Endpoint
+
+CERTIFICATES_S = 2.0
+"""Between looks at certificate files: contents are compared, so any way of replacing them is seen."""
 
 CONFIRM_S = 2.0
 """Longest wait until Envoy holds new endpoints; it takes a few milliseconds when all is well."""
@@ -88,6 +94,24 @@ class DataPlane:
             self.process.apply(self._settings())
         version = write_endpoints(self._base.run_dir, addresses)
         return await loaded(self.process.admin, version, timeout_s=CONFIRM_S) if waits else True
+
+    async def follow_certificates(self) -> None:
+        """Hand Envoy certificates and roots that changed, until cancelled; a pair that cannot be used is refused."""
+        held = await asyncio.to_thread(write_certificates, self.process.settings)
+        refused = ""
+        while True:
+            await asyncio.sleep(CERTIFICATES_S)
+            try:
+                found = await asyncio.to_thread(write_certificates, self.process.settings)
+            except ConfigError as error:
+                if str(error) != refused:
+                    refused = str(error)
+                    self._log.error("certificates not reloaded, the last ones stay in use", why=error)
+                continue
+            refused = ""
+            if found != held:
+                held = found
+                self._log.info("certificates reloaded")
 
     async def watched(self) -> dict[str, int]:
         """Return the counters that should stay 0: requests past the picker, and connections over the limit."""

@@ -112,6 +112,7 @@ class RunningPool:
         self._spawn(parts.pulse.run(), "pulse")
         self._spawn(self._vitals.run(), "vitals")
         self._spawn(self._keep_counts(), "counts")
+        self._spawn(parts.plane.follow_certificates(), "certificates")
         self._spawn(self._follow_configuration(), "configuration")
         self._spawn(self._tell_when_ready(), "ready")
 
