@@ -14,7 +14,7 @@ from shoal.hosts.admin import find_pool
 _EXAMPLES = """examples:
   curl -si localhost:8080/v1/chat/completions -H 'x-request-id: mine-1' ... then
   shoal explain mine-1           by the id that the client sent
-  shoal explain 0-5f3a...        by the id that Shoal minted (response header x-shoal-request-id)
+  shoal explain ef50e552-1       by the id that Shoal minted (response header x-shoal-request-id)
   shoal explain mine-1 --json    for scripts
 
 Recent requests only: each picker keeps the last 10,000 or fewer.

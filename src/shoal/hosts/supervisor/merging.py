@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from shoal import measures
+
 Labels = tuple[tuple[str, str], ...]
 SampleKey = tuple[str, Labels]
 
@@ -18,7 +20,7 @@ _CUMULATIVE = frozenset({"counter", "histogram", "summary"})
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric family.
+    """One metric family as a worker sends it: unlike `measures.Family` its values may be null, as JSON writes NaN.
 
     name: without the suffix of its samples.  type: counter, gauge, histogram, summary, info or untyped.
     merge: how gauges of several workers combine, `sum`, `max` or `last`; counters and histograms are always summed.
@@ -53,17 +55,10 @@ def cumulative(page: Iterable[Family]) -> list[Family]:
 
 def text(families: Iterable[Family]) -> str:
     """Return the Prometheus text page of `families`."""
-    lines: list[str] = []
-    for family in families:
-        name = family.name
-        if family.type == "counter" and family.samples and all(sample[0] == "_total" for sample in family.samples):
-            name = f"{name}_total"  # the text format of Prometheus names a counter with its suffix
-        if family.help:
-            lines.append(f"# HELP {name} {_escape_help(family.help)}")
-        lines.append(f"# TYPE {name} {family.type}")
-        for suffix, labels, value in family.samples:
-            lines.append(f"{family.name}{suffix}{_labels(labels)} {_number(value)}")
-    return "\n".join(lines) + "\n" if lines else ""
+    return measures.render(
+        measures.Family(each.name, each.help, each.type, each.merge, [_sample(*sample) for sample in each.samples])
+        for each in families
+    )
 
 
 class WorkerCounts:
@@ -116,23 +111,5 @@ def _with_samples(head: Family, values: dict[SampleKey, float]) -> Family:
     return msgspec.structs.replace(head, samples=samples)
 
 
-def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{key}="{_escape_label(value)}"' for key, value in labels.items()) + "}"
-
-
-def _escape_label(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _escape_help(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
-
-
-def _number(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+def _sample(suffix: str, labels: dict[str, str], value: float | None) -> measures.Sample:
+    return measures.Sample(suffix, labels, math.nan if value is None else value)
