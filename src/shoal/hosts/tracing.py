@@ -49,15 +49,15 @@ class Tracer:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.otlp_endpoint)))
         return cls(provider)
 
-    def account(self, account: Account, parent: str = "") -> None:
-        """Emit the spans of one closed request.  parent: its `traceparent` header, "" for a new trace."""
+    def account(self, account: Account) -> None:
+        """Emit the spans of one closed request, below the client's own span if it sent one."""
         if self._tracer is None or not account.is_recorded:
             return
         outcome = account.outcome
         end = time.time_ns()
         start = end - int(outcome.duration_s * 1e9)
         sent = start + int(account.queue_s * 1e9)
-        span = self._tracer.start_span("gateway.request", context=_context(parent), start_time=start)
+        span = self._tracer.start_span("gateway.request", context=_context(account.trace_parent), start_time=start)
         span.set_attributes(
             {
                 "gen_ai.request.model": account.model,

@@ -31,7 +31,8 @@ class Account(msgspec.Struct, frozen=True, tag="account"):
     """A forwarded request is closed: log it, count it, end its trace.  Holds no prompt text.
 
     endpoint_id: who served, "" when nobody did.  predicted_cached_tokens: what the index promised at dispatch.
-    queue_s: arrival to dispatch.  is_moved: another endpoint than the chosen one served it.
+    queue_s: arrival to dispatch.  trace_parent: the client's `traceparent`, kept when tracing is on.
+    is_moved: another endpoint than the chosen one served it.
     is_recorded: False when the record never came and `outcome` is empty.
     """
 
@@ -48,6 +49,7 @@ class Account(msgspec.Struct, frozen=True, tag="account"):
     prompt_tokens: int
     predicted_cached_tokens: int
     outcome: Outcome
+    trace_parent: str = ""
     is_moved: bool = False
     is_recorded: bool = True
 

@@ -366,6 +366,7 @@ class Router:
                 prompt_tokens=request.prompt_tokens,
                 predicted_cached_tokens=flight.matched_tokens,
                 outcome=outcome or Outcome(),
+                trace_parent=request.headers.get("traceparent", ""),
                 is_moved=bool(served_id) and served_id != flight.decision.chosen[0],
                 is_recorded=outcome is not None,
             )

@@ -24,10 +24,8 @@ class Door:
     def __init__(self, config: str = "", check_key: Any = None) -> None:
         self.accounts: list[Account] = []
         settings = load(config, "test")
-        self.driver = Driver(
-            Router(settings, Chance(1)), Fold(), on_account=self.accounts.append, clock=lambda: 1.0
-        )
-        self.picker = Picker(self.driver, settings.pool, BlockHasher(7), "0", "run", check_key)
+        self.driver = Driver(Router(settings, Chance(1)), Fold(), on_account=self.accounts.append, clock=lambda: 1.0)
+        self.picker = Picker(self.driver, settings, BlockHasher(7), "0", "run", check_key)
         for number in (1, 2):
             name = f"10.0.0.{number}:8000"
             self.driver.feed(EndpointJoined(Endpoint(id=name, address=name)))
@@ -167,18 +165,6 @@ def test_a_missing_key_is_401_when_keys_are_configured(monkeypatch: pytest.Monke
     exchange.receive(head(authorization="Bearer good"))
     (reply,) = exchange.receive(body(chat()))
     assert "authorization" in parse(reply).request_body.response.header_mutation.remove_headers
-
-
-def test_a_backend_key_replaces_the_clients_and_keeps_fallbacks_of_other_keys_out(door: Door) -> None:
-    door.picker.backend_keys = {"10.0.0.1:8000": "one", "10.0.0.2:8000": "two"}
-    exchange = Exchange(door.picker)
-    exchange.receive(head(authorization="Bearer client"))
-    (reply,) = exchange.receive(body(chat()))
-    mutation = parse(reply).request_body.response.header_mutation
-    target = headers_of(mutation)["x-gateway-destination-endpoint"]
-    assert "," not in target
-    assert headers_of(mutation)["authorization"] == f"Bearer {door.picker.backend_keys[target]}"
-    assert list(mutation.remove_headers) == []
 
 
 def test_an_alias_rewrites_only_the_model_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:

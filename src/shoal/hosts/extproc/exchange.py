@@ -4,6 +4,7 @@ Owns the phases of ext_proc (BUFFERED from our own Envoy, FULL_DUPLEX_STREAMED f
 key, declared length, buffered bytes.  It decides nothing about load.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from shoal.kernel import InvalidInput
 from shoal.pool import Api, Outcome, Refusal, RefusalReason
 from shoal.prefix import BlockHasher
 from shoal.routing import Arrived, Ended, Forward, Recorded, Refuse
-from shoal.routing.settings import PoolSettings
+from shoal.routing.config import RouterConfig
 from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_models, rewrite
 
 log = logging.getLogger("shoal.extproc")
@@ -27,6 +28,7 @@ UNKNOWN_LENGTH_BYTES = 1 << 20
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
+TRACE_HEADERS = ("traceparent", "tracestate")
 CLIENT_KEY_HEADERS = ("authorization", "x-api-key")
 
 
@@ -34,13 +36,14 @@ class Picker:
     """What all exchanges of one worker share.
 
     picker_id: names this worker in records.  check_key: (authorization, x-api-key) -> the key's name, None for a bad
-    one; None when the pool is open.  backend_keys: `ip:port` -> key to send there.
+    one; None when the pool is open.  draining: set when another worker takes over; access-log streams then end,
+    so that Envoy opens them anew to its successor.
     """
 
     def __init__(
         self,
         driver: Driver,
-        settings: PoolSettings,
+        config: RouterConfig,
         hasher: BlockHasher,
         picker_id: str,
         run: str,
@@ -50,17 +53,18 @@ class Picker:
         self.hasher = hasher
         self.picker_id = picker_id
         self.check_key = check_key
-        self.backend_keys: dict[str, str] = {}
+        self.draining = asyncio.Event()
         self.buffered_bytes = 0
         self.failed_open = 0
         self._run = run
         self._minted = 0
-        self.configure(settings)
+        self.configure(config)
 
-    def configure(self, settings: PoolSettings) -> None:
+    def configure(self, config: RouterConfig) -> None:
         """Take new host settings; requests under way keep theirs."""
-        self.settings = settings
-        self.limits = Limits(max_body_bytes=settings.limits.max_body_bytes)
+        self.settings = settings = config.pool
+        kept = (*config.request_headers, *(TRACE_HEADERS if settings.tracing.otlp_endpoint else ()))
+        self.limits = Limits(max_body_bytes=settings.limits.max_body_bytes, kept_headers=kept)
 
     def mint(self) -> str:
         """Return an id that is unique in the pool: this run's random name and a count."""
@@ -230,16 +234,12 @@ class Exchange:
 
     def _send(self, forward: Forward, body: bytes, api: Api, is_streaming: bool, is_body_phase: bool) -> list[bytes]:
         picker = self._picker
-        endpoints, key = self._same_key(forward.endpoints)
-        destination = ",".join(endpoints)
+        destination = ",".join(forward.endpoints)
         set_headers = [(replies.DESTINATION, destination)]
         remove = [] if picker.settings.forward_client_key else [h for h in CLIENT_KEY_HEADERS if h in self._headers]
-        if key:
-            set_headers.append(("authorization", f"Bearer {key}"))
-            remove = [header for header in remove if header != "authorization"]
         if not self._is_duplex or not forward.retry_allowed:
             # A retry past the end of the list would go to any engine of the fleet, also one of another model.
-            retries = min(len(endpoints) - 1, picker.settings.retries.attempts) if forward.retry_allowed else 0
+            retries = min(len(forward.endpoints) - 1, picker.settings.retries.attempts) if forward.retry_allowed else 0
             set_headers.append(("x-envoy-max-retries", str(retries)))
         new_body = self._rewritten(forward, body, api, is_streaming)
         if new_body is not None:
@@ -279,14 +279,6 @@ class Exchange:
             limits=self._picker.limits,
         )
         return None if changed == body else changed
-
-    def _same_key(self, endpoints: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-        """Fallbacks that take the first one's key: a retry carries the same headers to the next endpoint."""
-        keys = self._picker.backend_keys
-        if not keys:
-            return endpoints, ""
-        key = keys.get(endpoints[0], "")
-        return tuple(endpoint for endpoint in endpoints if keys.get(endpoint, "") == key), key
 
     # ------------------------------------------------------------------ refusals and the end
 

@@ -102,11 +102,27 @@ def _receive(exchange: Exchange, message: Any, picker: Picker) -> list[bytes]:
         raise
 
 
+async def _until(messages: AsyncIterator[Any], event: asyncio.Event) -> AsyncIterator[Any]:
+    """Pass the messages on until there are no more or `event` is set."""
+    over = asyncio.ensure_future(event.wait())
+    step: asyncio.Future[Any] = asyncio.ensure_future(anext(messages, END))
+    try:
+        while True:
+            await asyncio.wait({step, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not step.done() or (message := step.result()) is END:
+                return
+            step = asyncio.ensure_future(anext(messages, END))
+            yield message
+    finally:
+        over.cancel()
+        step.cancel()
+
+
 def _access_log_handler(picker: Picker) -> Any:
     feed: Callable[[Any], Any] = picker.driver.feed
 
     async def stream_access_logs(messages: AsyncIterator[Any], _: Any) -> Any:
-        async for message in messages:
+        async for message in _until(messages, picker.draining):
             for record in decode_records(message):
                 if record.request_id:
                     feed(Recorded(record.request_id, record.outcome))

@@ -33,6 +33,8 @@ from shoal.routing.journal import Opening
 log = logging.getLogger("shoal.worker")
 
 PARENT_CHECK_S = 1.0
+# A replaced worker outlives its successor's start by at most the longest stream; the supervisor ends it earlier.
+MAX_STREAM_S = 24 * 3600.0
 
 
 class Worker:
@@ -50,7 +52,7 @@ class Worker:
         self._keys = KeyRing(Path(config.pool.auth.keys_file)) if config.pool.auth.keys_file else None
         hasher = BlockHasher(int(options.hash_key, 16))
         check_key = self._keys.check if self._keys else None
-        self.picker = Picker(self.driver, config.pool, hasher, options.picker_id, run, check_key)
+        self.picker = Picker(self.driver, config, hasher, options.picker_id, run, check_key)
         self._stopped = asyncio.Event()
 
     def _journal(self, config_text: str, shares_pool: bool, run: str) -> JournalWriter | None:
@@ -78,7 +80,7 @@ class Worker:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Configured):
             self._config = load(event.text, "reload")
-            self.picker.configure(self._config.pool)
+            self.picker.configure(self._config)
 
     async def run(self) -> None:
         """Serve until stopped: SIGTERM, a finished drain, or the parent's death."""
@@ -98,7 +100,7 @@ class Worker:
         await server.start()
         os.chmod(options.socket, 0o600)
         await set_serving(health, True)
-        self._health = health
+        self._health, self._server = health, server
         watches = [asyncio.create_task(self._watch_parent(os.getppid()))]
         if self._keys is not None:
             watches.append(asyncio.create_task(self._keys.watch()))
@@ -120,13 +122,12 @@ class Worker:
         self._stopped.set()
 
     async def _drain(self) -> None:
-        """Stop being offered new requests; end when none is left."""
-        await set_serving(self._health, False)
+        """Send new requests to whoever serves our socket now; end when those under way have ended."""
+        self.picker.draining.set()
         self._drain_task = asyncio.create_task(self._end_when_idle())
 
     async def _end_when_idle(self) -> None:
-        while self.driver.router.status().inflight:
-            await asyncio.sleep(0.1)
+        await self._server.stop(grace=MAX_STREAM_S)
         self._stopped.set()
 
 
