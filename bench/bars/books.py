@@ -66,8 +66,8 @@ async def _watch(pool: Pool, most: dict[str, float]) -> None:
         await asyncio.sleep(0.25)
 
 
-async def _settled(pool: Pool, wait_s: float = 10.0) -> dict[str, float]:
-    """The gauges once all are zero, or after `wait_s`."""
+async def _settled(pool: Pool, wait_s: float = 45.0) -> dict[str, float]:
+    """The gauges once all are zero, or after `wait_s`: a record that never comes is given up after 30 s."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while True:
