@@ -188,6 +188,6 @@ class ContextLengthAware:
         width = np.maximum(high - low, 1e-9)
         inside = 0.3 + 0.7 * (0.7 / (1.0 + width / 10_000) + 0.3 * (high - tokens) / width)
         inside = np.where(high == low, 1.0, inside)
-        outside = 0.3 / (1.0 + np.maximum(low - tokens, tokens - high) / 1000)
+        outside = 0.3 / (1.0 + np.maximum(np.maximum(low - tokens, tokens - high), 0.0) / 1000)
         scores = np.where((low <= tokens) & (tokens <= high), inside, outside)
         return np.where(np.isnan(low), 0.5, np.where(low > high, 0.0, scores))

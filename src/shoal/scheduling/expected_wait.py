@@ -14,19 +14,28 @@ from shoal.scheduling.columns import highest, is_known, known, lowest, own_token
 from shoal.scheduling.plugin import Mask, Scores
 
 
+_FASTEST = 1e-9
+"""Seconds per token below which a learned speed is no speed: a billion tokens per second."""
+
+
 class ExpectedWaitScorer:
     """Prefers the endpoint where the request costs the fewest seconds.  Shoal's default profile is this alone.
 
-    cost = ownWeight * own * speed + booked * speed + inflight * requestSeconds + crowding; score = 1 / (1 + cost).
+    cost = price * own * speed + booked * speed + inflight * requestSeconds + crowding; score = 1 / (1 + cost).
     own: prompt tokens not expected in the endpoint's cache.  booked: uncached prompt tokens in flight there.
     speed: seconds of prefill per token, learned per endpoint; values closer than speedStep count as equal, so that
     noise does not decide between equal machines.  requestSeconds: learned; requestTokens * speed where unknown.
 
+    price = ownWeight * (1 - shared).  Above 1 it makes a request stay with a cache even at the price of a short wait,
+    because a copy elsewhere pushes out something else.  shared: the part of the other candidates that hold what the
+    best match holds beyond the worst, 0 for one holder and 1 for all; what most of them hold may as well be held by
+    the rest.
+
     crowding = imbalanceWeight * spread * excess.  spread: the prefill seconds between the best and the worst match,
-    which is all that affinity can save here; it is 0 when every candidate holds the same.  excess: how far the
-    endpoint's requests in flight, weighted by speed, are above the mean m, as (requests - m) / (m + imbalanceSlack).
-    So affinity gives way gradually, and is given up when excess reaches about ownWeight / imbalanceWeight, however
-    long the prompt: a hot prefix spreads although each single request would find its holder cheaper.
+    all that affinity can save here.  excess: how far the endpoint's requests in flight, weighted by speed, are above
+    the mean m, as (requests - m) / (m + imbalanceSlack).  So affinity gives way gradually, and is given up when the
+    excess reaches price / imbalanceWeight, however long the prompt: a hot prefix spreads although each request by
+    itself would find its holder cheaper.
 
     An endpoint on trial (its speed is not known yet) takes part as one of median speed, but scores 0 while its
     requests in flight are at least max(1, trialShare * mean of the others).  Unknown speeds are the fleet's median.
@@ -45,8 +54,10 @@ class ExpectedWaitScorer:
     def __init__(
         self,
         *,
-        own_weight: Annotated[float, "price of this request's own uncached tokens against those in flight"] = 2.0,
-        imbalance_weight: Annotated[float, "how early affinity gives way to a crowd; 0 never"] = 4.0,
+        own_weight: Annotated[
+            float, "price of this request's own uncached tokens against those in flight, while one endpoint holds them"
+        ] = 2.0,
+        imbalance_weight: Annotated[float, "how early affinity gives way to a crowd; 0 never"] = 2.5,
         imbalance_slack: Annotated[float, "requests in flight by which endpoints may differ at low load"] = 4.0,
         request_tokens: Annotated[float, "prefill tokens that one request in flight is worth, until learned"] = 75.0,
         default_seconds_per_token: Annotated[float, "prefill speed until any is learned"] = 1e-4,
@@ -76,13 +87,19 @@ class ExpectedWaitScorer:
         trial = _trial(view)
         median, pace = self._speeds(view, trial)
         own = own_tokens(request, view)
-        cost = (self._own_weight * own + _counted(view, "inflight_uncached_tokens")) * (pace * median)
+        most = highest(own)
+        width = most - lowest(own)
+        price = self._own_weight
+        if width > 0:
+            holders = len(own) * most - float(np.add.reduce(own))
+            price *= 1.0 - (holders / width - 1.0) / (len(own) - 1)
+        cost = (price * own + _counted(view, "inflight_uncached_tokens")) * (pace * median)
         cost += requests * self._request_seconds(view, median)
-        spread = (highest(own) - lowest(own)) * median
-        if spread > 0 and self._imbalance_weight > 0:
+        if width > 0 and self._imbalance_weight > 0:
             busy = requests * pace
             mean = _mean(busy if trial is None else busy[~trial])
-            cost += (self._imbalance_weight * spread / (mean + self._slack)) * np.maximum(busy - mean, 0.0)
+            weight = self._imbalance_weight * width * median / (mean + self._slack)
+            cost += weight * np.maximum(busy - mean, 0.0)
         scores: Scores = 1.0 / (1.0 + cost)
         if trial is not None:
             limit = max(1.0, self._trial_share * _mean(requests[~trial]))
@@ -95,7 +112,7 @@ class ExpectedWaitScorer:
         if trial is not None:
             speed = np.where(trial, np.nan, speed)
         median = _median(speed)
-        if math.isnan(median) or median <= 0:
+        if not median > _FASTEST:
             return self._default_speed, 1.0
         if trial is not None or not is_known(speed):
             speed = np.where(np.isnan(speed), median, speed)

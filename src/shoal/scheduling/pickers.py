@@ -102,7 +102,8 @@ class WeightedRandomPicker:
 
     def pick(self, total: Scores, chance: np.random.Generator) -> list[int]:
         # log(U) / total sorts like U ** (1 / total), and does not round small totals to one key.
-        with np.errstate(divide="ignore"):
-            keys = np.log1p(-chance.random(len(total))) / total
-        keys[total <= 0] = -np.finfo(np.float64).max
+        floor = -np.finfo(np.float64).max
+        with np.errstate(divide="ignore", over="ignore"):
+            keys = np.maximum(np.log1p(-chance.random(len(total))) / total, floor)
+        keys[total <= 0] = floor
         return best(keys, self.max_num_of_endpoints, chance)
