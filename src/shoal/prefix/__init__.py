@@ -4,7 +4,7 @@ Here belongs what turns prompt bytes into hashes and remembers which endpoint wa
 weighed against load is `scheduling`'s; when to ask and to add is `routing`'s.
 """
 
-from shoal.prefix.hashing import BLOCK_BYTES, BLOCK_TOKENS, BlockHasher, Blocks, read_blocks
+from shoal.prefix.hashing import BLOCK_BYTES, BLOCK_TOKENS, MAX_BLOCKS, BlockHasher, Blocks, read_blocks
 from shoal.prefix.horizon import UNLIMITED, capacity_blocks
 from shoal.prefix.index import DEFAULT_BUDGET_BYTES, EstimatedIndex, IndexGauges
 from shoal.prefix.match import Expectation, Match
@@ -13,6 +13,7 @@ __all__ = [
     "BLOCK_BYTES",
     "BLOCK_TOKENS",
     "DEFAULT_BUDGET_BYTES",
+    "MAX_BLOCKS",
     "UNLIMITED",
     "BlockHasher",
     "Blocks",

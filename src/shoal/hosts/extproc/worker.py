@@ -25,10 +25,11 @@ from shoal.hosts.keys import KeyRing
 from shoal.hosts.tracing import Tracer
 from shoal.kernel import Chance
 from shoal.measures import Fold
-from shoal.prefix import BlockHasher
+from shoal.prefix import BLOCK_TOKENS, MAX_BLOCKS, BlockHasher
 from shoal.routing import Account, Configured, Event, Router
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.journal import Opening
+from shoal.scheduling.producers import ApproxPrefixCacheProducer
 
 log = logging.getLogger("shoal.worker")
 
@@ -50,7 +51,7 @@ class Worker:
         self._tracer = Tracer.from_settings(config.pool.tracing)
         self.driver = Driver(router, Fold(), journal, self._on_account)
         self._keys = KeyRing(Path(config.pool.auth.keys_file)) if config.pool.auth.keys_file else None
-        hasher = BlockHasher(int(options.hash_key, 16))
+        hasher = BlockHasher(int(options.hash_key, 16), _max_blocks(config))
         check_key = self._keys.check if self._keys else None
         self.picker = Picker(self.driver, config, hasher, options.picker_id, run, check_key)
         self._stopped = asyncio.Event()
@@ -129,6 +130,13 @@ class Worker:
     async def _end_when_idle(self) -> None:
         await self._server.stop(grace=MAX_STREAM_S)
         self._stopped.set()
+
+
+def _max_blocks(config: RouterConfig) -> int:
+    """Blocks to hash of one prompt: as much as a configured prefix producer looks up, else all that may be hashed."""
+    is_configured = any(isinstance(plugin.plugin, ApproxPrefixCacheProducer) for plugin in config.plugins)
+    tokens = config.prefix.max_prefix_tokens_to_match if is_configured else 0
+    return min(MAX_BLOCKS, -(-tokens // BLOCK_TOKENS)) if tokens else MAX_BLOCKS
 
 
 def parser() -> argparse.ArgumentParser:
