@@ -41,7 +41,8 @@ class ConfiguredPlugin(msgspec.Struct, frozen=True, kw_only=True):
             value = self.parameters[parameter.key]
             is_outdated = any(isinstance(mark, Deprecated | Ignored) for mark in parameter.marks)
             if value is not None and not (is_outdated and value == parameter.default):
-                values[parameter.key] = msgspec.to_builtins(value, enc_hook=dict)
+                plain = msgspec.to_builtins(value, enc_hook=dict)
+                values[parameter.key] = float(plain) if parameter.type is float else plain
         return document | ({"parameters": values} if values else {})
 
 

@@ -219,11 +219,11 @@ class PrefixCacheAffinityFilter:
         *,
         affinity_threshold: Annotated[float, "matched share of the prompt, up to 1; 0 or less turns it off"] = 0.80,
         exploration_probability: Annotated[float, "share of requests that skip the filter, 0 to 1"] = 0.0,
-        max_ttft_penalty_ms: Annotated[float, "0 never gives way", Key("maxTTFTPenaltyMs")] = 18_000,
+        max_ttft_penalty_ms: Annotated[float, "0 never gives way", Key("maxTTFTPenaltyMs")] = 18_000.0,
         ttft_source: Annotated[
             Literal["prefillThroughput", "latencyPredictor"], "only prefillThroughput in this version"
         ] = "prefillThroughput",
-        peak_prefill_throughput: Annotated[float, "tokens per second of one endpoint"] = 15_928,
+        peak_prefill_throughput: Annotated[float, "tokens per second of one endpoint"] = 15_928.0,
         prefix_match_info_producer_name: PrefixRef = "",
         latency_prediction_info_producer_name: Annotated[
             str, "for ttftSource latencyPredictor", Ref("predicted-latency-producer")
