@@ -13,7 +13,6 @@ from shoal.pool import FleetView, Request
 from shoal.scheduling.columns import highest, is_known, known, lowest, own_tokens, worst_high
 from shoal.scheduling.plugin import Mask, Scores
 
-
 _FASTEST = 1e-9
 """Seconds per token below which a learned speed is no speed: a billion tokens per second."""
 
