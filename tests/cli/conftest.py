@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.cli.fake_pool import FakePool, fake_pool
 
 

@@ -1,9 +1,9 @@
 """`shoal endpoint add|drain|remove`."""
 
 import pytest
-from tests.cli.fake_pool import FakePool
 
 from shoal.cli import main
+from tests.cli.fake_pool import FakePool
 
 
 def test_add_and_remove_reach_the_pool(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from tests.cli.fake_pool import FakePool
 
 from shoal.cli import main
+from tests.cli.fake_pool import FakePool
 
 
 def test_the_explanation_shows_each_scorers_value_weight_and_the_choice(

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from tests.cli.fake_pool import FakePool
 
 from shoal.cli import main
 from shoal.cli.status import Rates, all_warnings, hit_ratio
 from shoal.hosts.admin import EndpointPicture, PoolPicture
+from tests.cli.fake_pool import FakePool
 
 
 def test_one_table_shows_every_endpoint_with_its_load_hits_and_rate(

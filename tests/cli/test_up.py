@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.fake_pool import FakePool
 
 from shoal.cli import VERBS, main
+from tests.cli.fake_pool import FakePool
 
 
 def test_without_engines_or_backends_it_says_what_to_pass(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,8 +55,8 @@ class Pace:
         own_share = self.weight / (self.weight + SHRINK_RECORDS)
         slope = own_share * slope + (1.0 - own_share) * prior_s_per_token
         # Prefill alone explains no more than the whole time: the mean bounds the slope from above.
-        ceiling = mean_y / mean_x if mean_x > 0 else MAX_S_PER_TOKEN
-        self.s_per_token = min(max(slope, ceiling / 50.0, MIN_S_PER_TOKEN), max(ceiling, MIN_S_PER_TOKEN))
+        ceiling = max(min(mean_y / max(mean_x, 1.0), MAX_S_PER_TOKEN), MIN_S_PER_TOKEN)
+        self.s_per_token = min(max(slope, prior_s_per_token / 50.0, MIN_S_PER_TOKEN), ceiling)
         self.base_s = max(0.0, mean_y - self.s_per_token * mean_x)
 
     def learn_tpot(self, tpot_s: float) -> None:

@@ -203,8 +203,10 @@ class Router:
             return [self._refuse(request, RefusalReason.NO_ENDPOINTS, self._no_endpoint(resolved.target), 1.0)]
         blocks = read_blocks(event.blocks)
         match = self._index.match(blocks) if len(blocks) else None
-        view = self._view(rows, request, match, now)
-        decision = self._scheduler.schedule(request, view, now)
+        # Plugins see the model that will be served; the request keeps the name that the client gave.
+        asked = msgspec.structs.replace(request, model=resolved.target) if resolved.is_rewritten else request
+        view = self._view(rows, asked, match, now)
+        decision = self._scheduler.schedule(asked, view, now)
         if isinstance(decision, Refusal):
             return [self._refuse(request, decision.reason, decision.message, decision.retry_after_s)]
         member = self._fleet.get(decision.chosen[0])
@@ -218,7 +220,7 @@ class Router:
         self._mean_uncached_tokens += 0.02 * (flight.uncached_tokens - self._mean_uncached_tokens)
         member.requests_total += 1
         self._flights[request.id] = flight
-        self._scheduler.dispatched(request, view, decision, now)
+        self._scheduler.dispatched(asked, view, decision, now)
         self.explanations.keep(flight, self._matched_tokens(request, match), self._fleet)
         return [self._forward(flight, resolved.target if resolved.is_rewritten else "")]
 

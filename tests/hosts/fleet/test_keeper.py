@@ -11,11 +11,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.hosts.fleet.fleet_engines import FAST, Kept, Recorder, ScriptedEngine, run, target, until
 
 from shoal.hosts.fleet import FileSource, FleetKeeper, Pace, StaticSource, Target, UnknownEndpoint, parse_url
 from shoal.pool import EndpointState, ServedModel, Signals
 from shoal.routing import events
+from tests.hosts.fleet.fleet_engines import FAST, Kept, Recorder, ScriptedEngine, run, target, until
 
 
 def ready(sink: Recorder, endpoint_id: str) -> bool:

@@ -1,10 +1,9 @@
 import asyncio
 
-from tests.hosts.fleet.fleet_engines import run
-
 from shoal.hosts.fleet.outbox import Outbox
 from shoal.pool import EndpointState, Signals
 from shoal.routing import events
+from tests.hosts.fleet.fleet_engines import run
 
 
 def load(endpoint_id: str, running: float) -> events.LoadSeen:

@@ -2,10 +2,10 @@ import asyncio
 import logging
 
 import pytest
-from tests.hosts.fleet.fleet_engines import FAST, run, until
 
 from shoal.hosts.fleet.pace import Tempo
 from shoal.hosts.fleet.resolver import Resolver, system_lookup
+from tests.hosts.fleet.fleet_engines import FAST, run, until
 
 
 class Names:

@@ -2,13 +2,13 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.hosts.fleet.fleet_engines import FAST, ScriptedEngine, run, target, until
 
 from shoal.hosts.fleet.door import EngineDoor, Lanes, Trust
 from shoal.hosts.fleet.pace import Tempo
 from shoal.hosts.fleet.readiness import detect_engine
 from shoal.hosts.fleet.scraper import Scraper
 from shoal.pool import Signals
+from tests.hosts.fleet.fleet_engines import FAST, ScriptedEngine, run, target, until
 
 
 class Scraped:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.hosts.supervisor.pool_rig import Pool, body, is_gone, until
 
 from shoal.cli import main
 from shoal.hosts.supervisor import free_port
+from tests.hosts.supervisor.pool_rig import Pool, body, is_gone, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

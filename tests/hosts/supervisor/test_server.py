@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
-from tests.cli.fake_pool import FakeAnswers, FakeOperations
 
 from shoal.hosts.supervisor import free_port
 from shoal.hosts.supervisor.server import AdminServer
+from tests.cli.fake_pool import FakeAnswers, FakeOperations
 
 
 def test_the_tcp_door_shows_metrics_and_health_and_changes_nothing(tmp_path: Path) -> None:

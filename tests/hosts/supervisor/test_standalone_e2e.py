@@ -13,10 +13,10 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as rpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.hosts.supervisor.pool_rig import until
 
 from shoal.cli import main
 from shoal.hosts.supervisor import free_port
+from tests.hosts.supervisor.pool_rig import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
