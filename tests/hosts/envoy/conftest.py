@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
+
 from tests.hosts.envoy.envoy_rig import Rig, rig
 
 

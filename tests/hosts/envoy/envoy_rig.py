@@ -31,6 +31,10 @@ OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_concurrent_streams", 1_000_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Above the default of 1,000 waiting calls the server refuses some by chance, whatever Envoy does.
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 200_000),
+    ("grpc.server_max_unrequested_time_in_server", 600),
 ]
 
 
@@ -179,7 +183,7 @@ class TinyEngine:
         app.router.add_route("*", "/{tail:.*}", self.handle)
         self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=ssl)
+        site = web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=ssl, backlog=4096)
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]

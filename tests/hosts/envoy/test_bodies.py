@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
+
 from tests.hosts.envoy.envoy_rig import Rig
 
 pytestmark = pytest.mark.e2e

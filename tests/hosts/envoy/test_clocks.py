@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from tests.hosts.envoy.envoy_rig import Rig, sse
 
 from shoal.hosts.envoy.settings import Clocks, Limits
+from tests.hosts.envoy.envoy_rig import Rig, sse
 
 pytestmark = pytest.mark.e2e
 

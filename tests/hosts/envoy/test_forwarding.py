@@ -8,9 +8,9 @@ import aiohttp
 import httpx
 import pytest
 from aiohttp import web
-from tests.hosts.envoy.envoy_rig import Rig, free_port, sse
 
 from shoal.hosts.envoy import EndpointAddress, loaded, write_endpoints
+from tests.hosts.envoy.envoy_rig import Rig, free_port, sse
 
 pytestmark = pytest.mark.e2e
 
@@ -317,6 +317,7 @@ async def test_each_record_goes_to_the_picker_that_chose(live: Rig) -> None:
 
 
 async def test_a_name_outside_the_fleet_is_balanced_by_envoy_and_the_record_says_who_served(live: Rig) -> None:
+    await live.fleet(*(engine.address for engine in live.engines))
     await live.send("/outside", "192.0.2.1:9")
     served = (await live.record("/outside")).outcome.served_address
     assert served in {engine.address for engine in live.engines}

@@ -5,9 +5,9 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from tests.hosts.envoy.envoy_rig import Rig
 
 from shoal.hosts.envoy.settings import Limits
+from tests.hosts.envoy.envoy_rig import Rig
 
 pytestmark = pytest.mark.e2e
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from tests.hosts.envoy.envoy_rig import free_port, rig, sse
 
 from shoal.hosts.envoy import EnvoyFailed, EnvoyProcess, EnvoySettings, Picker
 from shoal.hosts.envoy.settings import Limits
 from shoal.kernel import ConfigError
+from tests.hosts.envoy.envoy_rig import free_port, rig, sse
 
 pytestmark = pytest.mark.e2e
 

@@ -13,10 +13,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.hosts.envoy.envoy_rig import TinyEngine, rig
 
 from shoal.hosts.envoy import BackendTls, EndpointAddress, ListenerTls, write_certificates
 from shoal.kernel import ConfigError
+from tests.hosts.envoy.envoy_rig import TinyEngine, rig
 
 pytestmark = pytest.mark.e2e
 

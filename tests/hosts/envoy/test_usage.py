@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+
 from tests.hosts.envoy.envoy_rig import Rig, sse
 
 pytestmark = pytest.mark.e2e

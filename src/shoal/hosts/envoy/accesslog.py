@@ -8,6 +8,9 @@ from shoal.hosts.envoy.settings import EnvoySettings, Picker
 from shoal.hosts.envoy.typed import Document, extension, seconds
 
 TTFT_TAG = "ttft_us"
+# Envoy drops records when this much waits for a stream that is behind; its default of 16 KiB loses some in every burst.
+# A record is about 1 KiB, and a message must stay under gRPC's 4 MiB.
+_BUFFER_BYTES = 2 * 1024 * 1024
 LOGGED_RESPONSE_HEADERS = ("content-type",)
 
 
@@ -30,6 +33,7 @@ def _logger(settings: EnvoySettings, picker: Picker, *, is_first: bool) -> Docum
             "log_name": picker.id,
             "transport_api_version": "V3",
             "grpc_service": {"envoy_grpc": {"cluster_name": picker_cluster(picker)}},
+            "buffer_size_bytes": _BUFFER_BYTES,
             "buffer_flush_interval": seconds(settings.clocks.records_flush_s),
             "custom_tags": [{"tag": TTFT_TAG, "value": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"}],
         },

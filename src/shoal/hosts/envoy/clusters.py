@@ -36,6 +36,9 @@ def clusters(settings: EnvoySettings) -> list[Document]:
         "common_lb_config": _health(merge_s=0.0),
     }
     alone = [_pickers(settings, picker_cluster(picker), (picker,)) for picker in settings.pickers]
+    for cluster in alone:
+        # Records are dropped, not held, once a stream is behind by this much.
+        cluster["per_connection_buffer_limit_bytes"] = 16 * 1024 * 1024
     return [_pool(settings), pickers, *alone]
 
 

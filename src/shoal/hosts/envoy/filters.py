@@ -11,6 +11,10 @@ from shoal.hosts.envoy.usage import usage_filters
 EXT_PROC = "envoy.filters.http.ext_proc"
 PICKERS_CLUSTER = "pickers"
 METADATA = "shoal"
+_PICKER_RETRIES = (
+    *("connect-failure", "refused-stream", "reset-before-request"),
+    *("unavailable", "cancelled", "resource-exhausted"),
+)
 CLIENT_KEY = "shoal.client_key"
 
 
@@ -47,7 +51,7 @@ def _picker(settings: EnvoySettings) -> Document:
             "envoy_grpc": {"cluster_name": PICKERS_CLUSTER},
             # A worker that just died refuses the connection; another one takes the request.
             "retry_policy": {
-                "retry_on": "connect-failure,refused-stream,reset-before-request,unavailable",
+                "retry_on": ",".join(_PICKER_RETRIES),
                 "num_retries": 3,
                 "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.05s"},
                 "retry_host_predicate": [

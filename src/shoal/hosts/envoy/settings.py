@@ -60,7 +60,8 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     message_s: the picker's time for one answer; must exceed the longest queue wait, Envoy's limit is 3600.
     stream_idle_s: no byte in either direction of one request; a long prefill or a queued request is silent.
     upload_s: from the first byte of a request to its last.  headers_s: the same for its head.
-    connect_s: for a TCP connection to an engine.  connection_idle_s: an unused client connection.
+    connect_s: for a TCP connection to an engine; leaves room for two lost SYN packets, as bursts lose them.
+    connection_idle_s: an unused client connection.
     records_flush_s: longest wait of a finished request's record.  drain_s: how long connections of a replaced
     listener live on; streams that outlive it are cut.
     """
@@ -69,7 +70,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     stream_idle_s: float = 7200.0
     upload_s: float = 300.0
     headers_s: float = 30.0
-    connect_s: float = 2.0
+    connect_s: float = 3.5
     connection_idle_s: float = 3600.0
     records_flush_s: float = 0.05
     drain_s: int = 7200
@@ -79,12 +80,13 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
     """How a request that failed before its response head is tried elsewhere.
 
     attempts: tries in total.  budget_ratio: share of requests in flight that may be retries.  min_concurrency: retries
-    that are always allowed.  status_codes: answers of an engine that are retried like a lost connection.
+    at a time that are always allowed, so that all requests of a dying engine in a small pool find another.
+    status_codes: answers of an engine that are retried like a lost connection.
     """
 
     attempts: int = 3
     budget_ratio: float = 0.2
-    min_concurrency: int = 3
+    min_concurrency: int = 128
     status_codes: tuple[int, ...] = (502, 503, 504)
 
 
