@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
 from tests.hosts.supervisor.pool_rig import until
 
 
@@ -25,6 +26,7 @@ class EngineProcess:
         self.port = 0
         self._flags = tuple(flags)
         self._process: subprocess.Popen[bytes] | None = None
+        self._http = httpx.Client(timeout=30.0)
         self.start()
 
     def start(self, *more: str) -> None:
@@ -45,6 +47,18 @@ class EngineProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def close(self) -> None:
+        """End it for good."""
+        self.kill()
+        self._http.close()
+
+    def heal(self) -> None:
+        """Make it whole again: running, and without faults."""
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+            self.listening()
+        self.fault(fail_rate=0.0, fail_status=500, cut_after=None, stall_after=None, is_healthy=True)
 
     def suspend(self) -> None:
         """Stop it without ending it."""
@@ -68,7 +82,7 @@ class EngineProcess:
 
     def samples(self) -> dict[str, float]:
         """Its metrics page as name -> sum over the label sets."""
-        return totals(httpx.get(f"{self.url}/metrics", timeout=30.0).text)
+        return totals(self._http.get(f"{self.url}/metrics").text)
 
     def busy(self) -> float:
         """Requests that it computes or holds waiting."""
@@ -77,11 +91,11 @@ class EngineProcess:
 
     def arrivals(self, path: str = "/v1/chat/completions") -> list[dict[str, Any]]:
         """What arrived at `path`, oldest first."""
-        return [each for each in httpx.get(f"{self.url}/requests", timeout=30.0).json() if each["path"] == path]
+        return [each for each in self._http.get(f"{self.url}/requests").json() if each["path"] == path]
 
     def fault(self, **fields: object) -> None:
         """Change its faults."""
-        httpx.post(f"{self.url}/faults", json=fields, timeout=30.0).raise_for_status()
+        self._http.post(f"{self.url}/faults", json=fields).raise_for_status()
 
 
 @contextmanager
@@ -92,7 +106,7 @@ def engines(directory: Path, *flags: Sequence[str]) -> Iterator[list[EngineProce
         started = []
         for number, each in enumerate(flags):
             engine = EngineProcess(directory / f"engine-{number}.log", ["--seed", str(number), *each])
-            stack.callback(engine.kill)
+            stack.callback(engine.close)
             started.append(engine)
         yield [engine.listening() for engine in started]
 

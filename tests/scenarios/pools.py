@@ -1,5 +1,6 @@
 """`shoal up` for the scenarios: the pool rig with configuration, metrics and explanations."""
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import openai
 from prometheus_client.parser import text_string_to_metric_families
-from tests.hosts.supervisor.pool_rig import Pool, until
 
 from shoal.hosts.admin import ADMIN_SOCKET
+from tests.hosts.supervisor.pool_rig import Pool, body, until
 
 HEAD = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\n"
 
@@ -26,15 +28,39 @@ class ScenarioPool(Pool):
             self.config.write_text(HEAD + settings)
             flags = [*flags, "--config", str(self.config)]
         super().__init__(directory, flags)
+        self.http = httpx.Client(timeout=60.0, verify=False, limits=httpx.Limits(max_connections=None))
         self._openai: openai.OpenAI | None = None
         self._anthropic: anthropic.Anthropic | None = None
+
+    def chat(self, text: str = "hello", tokens: int = 4, request_id: str = "") -> httpx.Response:
+        """One plain chat request, on a kept connection."""
+        headers = {"x-request-id": request_id} if request_id else {}
+        return self.post(body(text, tokens), headers)
+
+    def post(
+        self, asked: dict[str, Any], headers: dict[str, str] | None = None, path: str = "/v1/chat/completions"
+    ) -> httpx.Response:
+        """One request with a JSON body."""
+        return self.http.post(self.url + path, json=asked, headers=headers)
+
+    def send(self, name: str, prompt: str, tokens: int, is_streaming: bool = True) -> socket.socket:
+        """Send a chat request under a name and return its connection, which can be dropped at any moment."""
+        url = httpx.URL(self.url)
+        content = msgspec.json.encode(body(prompt, tokens, is_streaming))
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            f"x-request-id: {name}\r\ncontent-length: {len(content)}\r\n\r\n"
+        )
+        connection = socket.create_connection((url.host, url.port or 80), timeout=60.0)
+        connection.sendall(head.encode() + content)
+        return connection
 
     def admin(self, path: str) -> httpx.Response:
         """GET from the admin socket."""
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.run_dir / ADMIN_SOCKET))) as client:
             return client.get(f"http://pool{path}", timeout=30.0)
 
-    def sample(self, name: str, **labels: str) -> float:
+    def sample(self, name: str, /, **labels: str) -> float:
         """The sum of a metric's samples that carry these labels."""
         total = 0.0
         for family in text_string_to_metric_families(self.admin("/metrics").text):
@@ -73,7 +99,7 @@ class ScenarioPool(Pool):
 
     def idle(self) -> None:
         """Wait until no booking and no missing record is left."""
-        until(lambda: self.client.picture().inflight == 0 and self.client.picture().unclosed == 0, why=self.said)
+        until(lambda: self.sample("shoal_flights_open") == 0, why=self.said)
 
     def worker_pids(self) -> list[int]:
         """The picker workers."""
@@ -83,6 +109,7 @@ class ScenarioPool(Pool):
         for client in (self._openai, self._anthropic):
             if client is not None:
                 client.close()
+        self.http.close()
         super().end()
 
 

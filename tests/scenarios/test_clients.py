@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+
 from tests.scenarios.engines import EngineProcess, backends, engines
 from tests.scenarios.pools import ScenarioPool, pool
 

@@ -7,6 +7,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+
 from tests.hosts.supervisor.pool_rig import until
 from tests.scenarios.engines import EngineProcess, backends, engines
 from tests.scenarios.pools import ScenarioPool, pool

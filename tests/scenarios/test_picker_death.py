@@ -1,0 +1,131 @@
+"""What the death of the picker costs, fail-open and fail-closed, and how load looks after its return."""
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.hosts.supervisor.pool_rig import body, until
+from tests.scenarios.engines import EngineProcess, backends, engines
+from tests.scenarios.pools import ScenarioPool, pool
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineProcess]]:
+    """Four engines for both pools."""
+    with engines(tmp_path_factory.mktemp("fleet"), [], [], [], []) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess]) -> Iterator[ScenarioPool]:
+    """A pool with the default failure mode."""
+    with pool(tmp_path_factory.mktemp("open"), backends(fleet)) as running:
+        until(lambda: list(running.states().values()) == ["ready"] * 4, why=running.said)
+        yield running
+
+
+class Running:
+    """One stream in a thread; lines: what came so far."""
+
+    def __init__(self, front: ScenarioPool, tokens: int) -> None:
+        self.lines: list[str] = []
+        self._url = front.url
+        self._tokens = tokens
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        until(lambda: len(self.lines) > 4)
+
+    def _read(self) -> None:
+        asked = body("stream", self._tokens, True)
+        with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=asked, timeout=60.0) as answer:
+            for line in answer.iter_lines():
+                self.lines.append(line)
+
+    def ended_well(self) -> bool:
+        """Wait for its end; whether it was whole."""
+        self._thread.join()
+        return "data: [DONE]" in self.lines
+
+
+def kill_picker(front: ScenarioPool) -> int:
+    """Kill the one worker; returns its pid."""
+    (victim,) = front.worker_pids()
+    os.kill(victim, signal.SIGKILL)
+    return victim
+
+
+def replaced(front: ScenarioPool, victim: int) -> None:
+    """Wait until another worker is in its place and answers."""
+    until(lambda: front.worker_pids() not in ([], [victim]), why=front.said)
+    until(lambda: not front.client.picture().is_partial, why=front.said)
+
+
+def passed(front: ScenarioPool) -> float:
+    """Requests that Envoy let through without a picker."""
+    return front.sample("shoal_envoy_watched_total", name="http.public.ext_proc.failure_mode_allowed")
+
+
+def test_killing_the_picker_costs_no_stream_and_no_new_request(
+    opened: ScenarioPool, fleet: list[EngineProcess]
+) -> None:
+    stream = Running(opened, 400)
+    before = [len(engine.arrivals()) for engine in fleet]
+    unrouted = passed(opened)
+    victim = kill_picker(opened)
+    statuses = Counter(opened.chat(f"meanwhile {turn}").status_code for turn in range(24))
+    assert statuses == {200: 24}
+    arrived = [len(engine.arrivals()) - was for engine, was in zip(fleet, before, strict=True)]
+    assert all(arrived), arrived
+    assert stream.ended_well()
+    replaced(opened, victim)
+    until(lambda: passed(opened) > unrouted, why=opened.said)
+    routed = opened.client.picture().requests_total
+    assert opened.chat("again").status_code == 200
+    assert opened.client.picture().requests_total == routed + 1
+    opened.idle()
+
+
+def test_a_picker_restarted_at_full_load_places_evenly_from_its_first_request(
+    opened: ScenarioPool, fleet: list[EngineProcess]
+) -> None:
+    opened.idle()
+    with ExitStack() as open_streams:
+        for turn in range(24):
+            open_streams.enter_context(opened.send(f"held-{turn}", f"held {turn}", 12_000))
+        until(lambda: sum(engine.busy() for engine in fleet) == 24)
+        replaced(opened, kill_picker(opened))
+        for turn in range(24):
+            open_streams.enter_context(opened.send(f"more-{turn}", f"more {turn}", 12_000))
+        until(lambda: sum(engine.busy() for engine in fleet) == 48)
+        load = [engine.busy() for engine in fleet]
+    assert max(load) / 12 < 1.5, load
+    until(lambda: sum(engine.busy() for engine in fleet) == 0)
+    opened.idle()
+
+
+def test_closed_mode_refuses_new_requests_without_a_picker_and_cuts_no_stream(
+    tmp_path: Path, fleet: list[EngineProcess]
+) -> None:
+    with pool(tmp_path, backends(fleet), "failure_mode: closed\n") as closed:
+        stream = Running(closed, 400)
+        victim = kill_picker(closed)
+        answers = []
+        while closed.client.picture().is_partial or not answers:
+            answers.append(closed.chat("meanwhile"))
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert refused
+        assert {answer.status_code for answer in refused} == {503}
+        assert refused[0].json()["error"]["code"] == "picker_unavailable"
+        assert refused[0].headers["retry-after"] == "1"
+        assert stream.ended_well()
+        replaced(closed, victim)
+        until(lambda: closed.chat("again").status_code == 200, why=closed.said)
