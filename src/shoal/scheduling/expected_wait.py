@@ -24,11 +24,13 @@ class ExpectedWaitScorer:
     own: prompt tokens not expected in the endpoint's cache.  booked: uncached prompt tokens in flight there.
     speed: seconds of prefill per token, learned per endpoint; values closer than speedStep count as equal, so that
     noise does not decide between equal machines.  requestSeconds: learned; requestTokens * speed where unknown.
+    inflight: differences of less than levelShare of the mean count as none, so that a burst of answers that end in one
+    step of an engine does not send all who follow up back to that engine in step.
 
     price = ownWeight * (1 - shared).  Above 1 it makes a request stay with a cache even at the price of a short wait,
-    because a copy elsewhere pushes out something else.  shared: the part of the other candidates that hold what the
-    best match holds beyond the worst, 0 for one holder and 1 for all; what most of them hold may as well be held by
-    the rest.
+    because a copy elsewhere pushes out something else; what is above 1 is counted at the median speed, as that loss
+    does not depend on the endpoint's.  shared: the part of the other candidates that hold what the best match holds
+    beyond the worst, 0 for one holder and 1 for all; what most of them hold may as well be held by the rest.
 
     crowding = imbalanceWeight * spread * excess.  spread: the prefill seconds between the best and the worst match,
     all that affinity can save here.  excess: how far the endpoint's requests in flight, weighted by speed, are above
@@ -55,9 +57,12 @@ class ExpectedWaitScorer:
         *,
         own_weight: Annotated[
             float, "price of this request's own uncached tokens against those in flight, while one endpoint holds them"
-        ] = 2.0,
+        ] = 3.0,
         imbalance_weight: Annotated[float, "how early affinity gives way to a crowd; 0 never"] = 2.5,
         imbalance_slack: Annotated[float, "requests in flight by which endpoints may differ at low load"] = 4.0,
+        level_share: Annotated[
+            float, "share of the mean by which requests in flight may be above the fewest and still count as equal"
+        ] = 0.1,
         request_tokens: Annotated[float, "prefill tokens that one request in flight is worth, until learned"] = 75.0,
         default_seconds_per_token: Annotated[float, "prefill speed until any is learned"] = 1e-4,
         speed_step: Annotated[float, "ratio below which two speeds count as equal; 1 takes them as learned"] = 1.25,
@@ -65,8 +70,10 @@ class ExpectedWaitScorer:
             float, "share of the others' mean requests in flight that a trial endpoint takes"
         ] = 0.25,
     ) -> None:
-        if min(own_weight, imbalance_weight, request_tokens, trial_share) < 0:
-            raise ValueError("ownWeight, imbalanceWeight, requestTokens and trialShare must not be negative")
+        if min(own_weight, imbalance_weight, level_share, request_tokens, trial_share) < 0:
+            raise ValueError(
+                "ownWeight, imbalanceWeight, levelShare, requestTokens and trialShare must not be negative"
+            )
         if imbalance_slack <= 0:
             raise ValueError(f"imbalanceSlack must be above 0, got {imbalance_slack}")
         if default_seconds_per_token <= 0:
@@ -76,6 +83,7 @@ class ExpectedWaitScorer:
         self._own_weight = own_weight
         self._imbalance_weight = imbalance_weight
         self._slack = imbalance_slack
+        self._level_share = level_share
         self._request_tokens = request_tokens
         self._default_speed = default_seconds_per_token
         self._step = speed_step
@@ -92,8 +100,10 @@ class ExpectedWaitScorer:
         if width > 0:
             holders = len(own) * most - float(np.add.reduce(own))
             price *= 1.0 - (holders / width - 1.0) / (len(own) - 1)
-        cost = (price * own + _counted(view, "inflight_uncached_tokens")) * (pace * median)
-        cost += requests * self._request_seconds(view, median)
+        cost = (min(price, 1.0) * own + _counted(view, "inflight_uncached_tokens")) * (pace * median)
+        cost += (max(price - 1.0, 0.0) * median) * own
+        level = lowest(requests) + self._level_share * _mean(requests)
+        cost += np.maximum(requests, level) * self._request_seconds(view, median)
         if width > 0 and self._imbalance_weight > 0:
             busy = requests * pace
             mean = _mean(busy if trial is None else busy[~trial])
