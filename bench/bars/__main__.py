@@ -15,7 +15,6 @@ from bench.bars.registry import BARS, Bar, Figure
 from bench.machine import FOREIGN_CORES_LIMIT, Neighbours, wait_until_idle
 
 _MODULES = ("decide", "cpu", "journal", "streams", "demo", "shapes", "books", "faults")
-_TRIES = 3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--id", action="append", default=[], help="only these bars (repeatable, may hold *)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full load, for a quick look (1.0)")
     parser.add_argument("--wait-idle", type=float, default=30.0, metavar="S", help="longest wait for idleness (30)")
+    parser.add_argument(
+        "--tries", type=int, default=2, metavar="N", help="measure again when void, so often in all (2)"
+    )
     parser.add_argument("--list", action="store_true", help="say what would be measured")
     parser.add_argument("--json", type=Path, default=Path(".bench/bars.json"), help="where the figures go")
     arguments = parser.parse_args(argv)
@@ -45,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         for each in chosen:
             print(f"{each.id:24} {_limit(each):>12}  {each.text}")
         return 0
-    results = {each.id: _measure(each, arguments.scale, arguments.wait_idle) for each in chosen}
+    results = {each.id: _measure(each, arguments.scale, arguments.wait_idle, arguments.tries) for each in chosen}
     _write(arguments.json, results, arguments.scale)
     return 0 if all(BARS[id].is_met(figure) for id, figure in results.items()) else 1
 
@@ -54,10 +56,10 @@ def _is_chosen(each: Bar, part: int | None, ids: list[str]) -> bool:
     return (part is None or each.part == part) and (not ids or any(fnmatch.fnmatch(each.id, id) for id in ids))
 
 
-def _measure(each: Bar, scale: float, wait_s: float) -> Figure:
+def _measure(each: Bar, scale: float, wait_s: float, tries: int) -> Figure:
     """Measure, again when the run was void, and print the line."""
     began = time.monotonic()
-    for _ in range(_TRIES):
+    for _ in range(max(1, tries)):
         wait_until_idle(wait_s)
         figure = _once(each, scale)
         if not figure.void or figure.value != figure.value:

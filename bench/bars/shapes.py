@@ -18,7 +18,7 @@ from shoal.hosts.load import LoadReport, run_load
 from shoal.workload import Plan, hot, multi_turn, zipf
 
 ENGINES = 4
-_TRIES = 3
+_TRIES = 2
 Pair = tuple[LoadReport, LoadReport]
 SHAPES: dict[str, Callable[[np.random.Generator], Plan]] = {
     # Sizes of the lab in which the peers were compared: four caches of 102,400 characters.
@@ -54,7 +54,7 @@ def void_of(*reports: LoadReport) -> str:
 
 
 def steady(plan: Plan, config: str, arrivals: Sequence[float] | None = None) -> LoadReport:
-    """Run a plan, again while the run is void, up to three times."""
+    """Run a plan, once more when the run was void."""
     for _ in range(_TRIES):
         report = uvloop.run(run_once(plan, config, arrivals=arrivals))
         if not void_of(report):

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+
 from bench.backend import Site, serve
 from bench.ground import page, sum_of
-
 from shoal.hosts.load import Client, LoadReport, run_load
 from shoal.workload import unique
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from bench.processes import command_of, descendants
 
 pytestmark = pytest.mark.e2e

@@ -3,11 +3,11 @@
 import time
 
 import pytest
+
+from bench import machine
 from bench.bars.__main__ import _once
 from bench.bars.registry import Bar, Figure
 from bench.machine import Neighbours, wait_until_idle
-
-from bench import machine
 
 
 def readings(monkeypatch: pytest.MonkeyPatch, *, foreign_cores: float, own_cores: float) -> None:
