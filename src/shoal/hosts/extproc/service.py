@@ -48,6 +48,10 @@ def serve(
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", 1_000_000),
             ("grpc.http2.max_ping_strikes", 0),
+            # grpc refuses streams that it could not hand over in time, and a refused stream passes unrouted.
+            ("grpc.server.max_pending_requests", 100_000),
+            ("grpc.server.max_pending_requests_hard_limit", 200_000),
+            ("grpc.server_max_unrequested_time_in_server", 600),
         ]
     )
     health_service = HealthServicer()
