@@ -1,7 +1,6 @@
 """The engine machine: batching, chunks, prefix reuse, preemption, aborts, time."""
 
 import pytest
-from tests.engine.virtual_time import VirtualTime, request
 
 from shoal.engine import (
     Aborted,
@@ -14,6 +13,7 @@ from shoal.engine import (
     Ticked,
 )
 from shoal.kernel import ClockWentBack
+from tests.engine.virtual_time import VirtualTime, request
 
 
 def small(**changes: object) -> EngineConfig:

@@ -2,10 +2,10 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.virtual_time import VirtualTime, request
 
 from shoal.engine import Aborted, EngineConfig
 from shoal.engine.sequences import Sequence
+from tests.engine.virtual_time import VirtualTime, request
 
 BLOCK = 4
 POOL = 24

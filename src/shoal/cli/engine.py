@@ -9,6 +9,7 @@ import uvloop
 
 from shoal.engine import PROFILES
 from shoal.hosts.engine import EngineServer, EngineServerConfig, Faults
+from shoal.kernel import ConfigError
 
 _EXAMPLES = """examples:
   shoal engine                                    vLLM-compatible server on http://127.0.0.1:8000, no GPU needed
@@ -93,7 +94,7 @@ def _config(args: argparse.Namespace) -> EngineServerConfig:
             slow_factor=args.slow_factor,
         )
     except ValueError as error:
-        raise SystemExit(f"shoal engine: {error}") from None
+        raise ConfigError(str(error), source="faults") from None
     return EngineServerConfig(
         host=args.host,
         port=args.port,

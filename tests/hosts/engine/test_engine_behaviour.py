@@ -4,15 +4,20 @@ import asyncio
 import re
 import signal
 import socket
+import ssl
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.hosts.engine.engine_http import CHAT, Engine, quick, run, run_async, running
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.hosts.engine import EngineServer, EngineServerConfig
 from shoal.kernel import ConfigError
+from tests.hosts.engine.engine_http import CHAT, Engine, quick, run, run_async, running
 
 CAPTURE = Path(__file__).parents[3] / "../shared/engines/vllm_metrics.txt"
 LONG_CHAT = {**CHAT, "messages": [{"role": "user", "content": "x" * 40_000}]}
@@ -221,6 +226,27 @@ def test_metrics_can_be_missing() -> None:
     run(check, quick(has_metrics=False))
 
 
+def test_a_lower_priority_value_overtakes_the_queue() -> None:
+    async def check(engine: Engine) -> None:
+        order: list[int] = []
+
+        async def one(priority: int) -> None:
+            await engine.post("/v1/completions", {"prompt": "a" * 800, "max_tokens": 20, "priority": priority})
+            order.append(priority)
+
+        first = asyncio.ensure_future(one(0))
+        await engine.until("vllm:num_requests_running", 1)
+        late = [asyncio.ensure_future(one(priority)) for priority in (9, 8)]
+        await engine.until("vllm:num_requests_waiting", 2)
+        late.append(asyncio.ensure_future(one(-5)))
+        await engine.until("vllm:num_requests_waiting", 3)
+        await engine.post("/faults", {"slow_factor": 0.1})
+        await asyncio.gather(first, *late)
+        assert order == [0, -5, 8, 9]
+
+    run(check, quick(max_num_seqs=1, is_priority_scheduling=True, faults={"slow_factor": 20.0}))
+
+
 def test_the_metrics_page_counts_what_was_done() -> None:
     async def check(engine: Engine) -> None:
         for _ in range(3):
@@ -323,6 +349,10 @@ def test_a_taken_port_and_an_unknown_profile_are_one_clear_error() -> None:
                 await EngineServer().start(EngineServerConfig(port=port))
         with pytest.raises(ConfigError, match="unknown profile 'h200'; known: tiny"):
             await EngineServer().start(quick(profile="h200"))
+        with pytest.raises(ConfigError, match="--num-blocks: -1 is below 0"):
+            await EngineServer().start(quick(num_blocks=-1))
+        with pytest.raises(ConfigError, match="--port: 99999 is no port"):
+            await EngineServer().start(EngineServerConfig(port=99999))
 
     run_async(check())
 
@@ -354,3 +384,26 @@ def test_the_verb_serves_and_ends_cleanly_on_a_signal(number: signal.Signals) ->
                 await process.wait()
 
     run_async(check())
+
+
+def test_an_engine_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = (
+        builder.serial_number(1).not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    )
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    (tmp_path / "cert.pem").write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    (tmp_path / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+
+    async def check(engine: Engine) -> None:
+        trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        url = f"https://localhost:{engine.port}/v1/chat/completions"
+        async with engine.session.post(url, json={**CHAT, "stream": True}, ssl=trust) as response:
+            assert (await response.text()).endswith("data: [DONE]\n\n")
+
+    run(check, quick(tls_cert=str(tmp_path / "cert.pem"), tls_key=str(tmp_path / "key.pem")))

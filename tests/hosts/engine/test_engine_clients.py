@@ -3,6 +3,7 @@
 import anthropic
 import openai
 import pytest
+
 from tests.hosts.engine.engine_http import Engine, quick, run
 
 

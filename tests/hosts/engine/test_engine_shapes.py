@@ -5,6 +5,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from tests.hosts.engine.engine_http import CHAT, Engine, run
 
 USAGE = {
@@ -361,6 +362,21 @@ def test_the_tokeniser_gives_back_what_it_got() -> None:
     run(check)
 
 
+def test_parts_of_a_message_count_by_what_they_are() -> None:
+    async def check(engine: Engine) -> None:
+        async def count(*parts: object) -> int:
+            body = {"messages": [{"role": "user", "content": list(parts)}], "add_generation_prompt": False}
+            return int((await engine.post("/tokenize", body))[1]["count"])
+
+        empty = await count()
+        assert await count({"type": "text", "text": "x" * 400}) == empty + 100
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10_000}}
+        assert await count(picture) == empty + 61, "a mark and its digest, whatever the size"
+        assert await count({"type": "tool_result", "content": "y" * 4000}) > empty + 1000
+
+    run(check)
+
+
 def test_prompts_are_scored_ranked_and_embedded() -> None:
     async def check(engine: Engine) -> None:
         _, vectors = await engine.post("/v1/embeddings", {"input": ["a", "b"], "dimensions": 8})
@@ -453,6 +469,11 @@ def test_refusals_have_vllms_status_and_words() -> None:
         assert "maximum input length of 24600 tokens" in error["message"]
         assert (await refused("/v1/completions", {"prompt": "a", "max_tokens": 0}))[0] == 400
         assert (await refused("/v1/completions", {"prompt": []}))[0] == 400
+        assert (await refused("/v1/responses", {"input": [{"role": 5}]}))[0] == 400
+        status, error = await refused("/v1/chat/completions", {**CHAT, "stream_options": {"include_usage": True}})
+        assert (status, error["param"]) == (400, "stream_options")
+        status, error = await refused("/v1/completions", {"prompt": "a", "priority": 3})
+        assert error["message"] == "Got priority 3 but Priority scheduling is not enabled."
         assert (await refused("/v1/completions", {"prompt": [-1]}))[0] == 400
         status, answer = await engine.post("/v1/messages", {**CHAT, "model": "nope"})
         assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "NotFoundError")

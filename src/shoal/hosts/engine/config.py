@@ -54,10 +54,15 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Faults from the start; POST /faults changes them."""
 
     def engine(self) -> EngineConfig:
-        """Return the configuration of the engine model.  Raises ConfigError for an unknown profile."""
+        """Return the configuration of the engine model.  Raises ConfigError for what no engine can be."""
         profile = PROFILES.get(self.profile)
         if profile is None:
             raise ConfigError(f"unknown profile {self.profile!r}; known: {', '.join(PROFILES)}", source="--profile")
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{getattr(self, name)} is below 0", source=f"--{name.replace('_', '-')}")
+        if self.max_loras < 1:
+            raise ConfigError("at least one adapter slot is needed", source="--max-loras")
         return EngineConfig(
             profile=profile,
             num_blocks=self.num_blocks,

@@ -12,6 +12,7 @@ from shoal.hosts.engine.bodies import Sampling
 from shoal.hosts.engine.catalog import Catalog
 from shoal.hosts.engine.config import EngineServerConfig
 from shoal.hosts.engine.driver import EngineDriver
+from shoal.hosts.engine.errors import bad_request
 from shoal.hosts.engine.exposition import Exposition
 from shoal.hosts.engine.faults import FaultBox
 from shoal.hosts.engine.generation import Generation
@@ -104,6 +105,10 @@ class Context:
         self, call: Call, body: Sampling, adapter: str, generations: list[Generation], shape: WholeShape
     ) -> web.StreamResponse:
         """Let the engine work and answer, streamed if the body asks for it."""
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
+        if body.priority and not self.config.is_priority_scheduling:
+            raise bad_request(f"Got priority {body.priority} but Priority scheduling is not enabled.")
         self.meter.observe_params(body.n or 1, generations[0].limit)
         if body.stream:
             return await self._stream(call, body, adapter, generations, shape)

@@ -10,16 +10,17 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from aiohttp import web
 
-from shoal.engine import Engine
+from shoal.engine import Engine, EngineConfig
 from shoal.hosts.engine import generating, operating, reading
 from shoal.hosts.engine.answers import Answers
 from shoal.hosts.engine.catalog import Catalog
 from shoal.hosts.engine.config import EngineServerConfig
 from shoal.hosts.engine.context import Call, Context
 from shoal.hosts.engine.driver import EngineDriver
-from shoal.hosts.engine.errors import ApiError
+from shoal.hosts.engine.errors import ApiError, unreadable
 from shoal.hosts.engine.exposition import Exposition
 from shoal.hosts.engine.faults import FaultBox
 from shoal.hosts.engine.lag import LoopLag
@@ -82,12 +83,15 @@ class EngineServer:
         """Listen and return the port.  Raises ConfigError when the port is taken or the configuration is wrong."""
         if not config.models:
             raise ConfigError("at least one model name is needed", source="--model")
+        if not 0 <= config.port <= 65535:  # uvloop would quietly take another one
+            raise ConfigError(f"{config.port} is no port", source="--port")
+        engine_config = config.engine()
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._recorder = Recorder(config.record_last)
         self._chance = Chance(config.seed).stream("faults")
         self._lag = LoopLag()
-        self._context = _assemble(config, self._lag)
+        self._context = _assemble(config, engine_config, self._lag)
         self._ready_at = self._loop.time() + config.startup_delay_s
         self._server = web.Server(
             self._serve, handler_cancellation=True, access_log=None, keepalive_timeout=_KEEPALIVE_S
@@ -98,9 +102,8 @@ class EngineServer:
             )
         except OSError as error:
             self._lag.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise ConfigError(f"{config.host}:{config.port} is already taken", source="--port") from None
+            reason = "is already taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error}"
+            raise ConfigError(f"{config.host}:{config.port} {reason}", source="--port") from None
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -127,7 +130,8 @@ class EngineServer:
         try:
             response = await self._route(call)
             status = response.status
-        except ApiError as error:
+        except (ApiError, msgspec.DecodeError) as raised:
+            error = raised if isinstance(raised, ApiError) else unreadable(raised, body)
             status = error.status
             is_anthropic = request.path.startswith("/v1/messages")
             response = call.respond(error.anthropic_body() if is_anthropic else error.body(), status)
@@ -180,9 +184,8 @@ class EngineServer:
         return call.request.headers.get("Authorization") == f"Bearer {self._config.api_key}"
 
 
-def _assemble(config: EngineServerConfig, lag: LoopLag) -> Context:
+def _assemble(config: EngineServerConfig, engine_config: EngineConfig, lag: LoopLag) -> Context:
     """Make the parts of a server and join them."""
-    engine_config = config.engine()
     engine = Engine(engine_config)
     now = time.time()
     max_model_len = config.context_limit(engine_config)

@@ -17,6 +17,7 @@ _START = b"\x01\x00\x00\xff"
 _END = b"\x02\x00\x00\xff"
 _MEDIA = b"\x03\x00\x00\xff"
 _MEDIA_TOKENS = 64
+_MEDIA_WORDS = ("image", "audio", "video", "file", "document")
 _CONTROL_NAMES = {1: "<|start|>", 2: "<|end|>", 3: "<|media|>"}
 
 
@@ -30,7 +31,7 @@ class Turn(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """The text of a content part, None when it is an image, a sound, or anything else."""
+    """The kind of a content part and its text, None when it has none."""
 
     type: str = ""
     text: str | None = None
@@ -95,7 +96,10 @@ def chat(
 
 
 def content(value: str | list[msgspec.Raw] | None) -> bytes:
-    """Return the packed tokens of a message's content; a part that is not text becomes 64 tokens of its digest."""
+    """Return the packed tokens of a message's content; an image or sound becomes 64 tokens of its digest.
+
+    Any other part without text (a tool's result, say) counts by its JSON.
+    """
     if value is None:
         return b""
     if isinstance(value, str):
@@ -107,7 +111,9 @@ def _part(raw: bytes) -> bytes:
     if raw.startswith(b'"'):
         return encode(msgspec.json.decode(raw, type=str))
     part = msgspec.json.decode(raw, type=Part)
-    return encode(part.text) if part.text is not None else media(raw)
+    if part.text is not None:
+        return encode(part.text)
+    return media(raw) if any(word in part.type for word in _MEDIA_WORDS) else _pad(raw)
 
 
 def media(raw: bytes) -> bytes:
