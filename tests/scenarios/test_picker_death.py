@@ -118,7 +118,7 @@ def test_closed_mode_refuses_new_requests_without_a_picker_and_cuts_no_stream(
     with pool(tmp_path, backends(fleet), "failure_mode: closed\n") as closed:
         stream = Running(closed, 400)
         victim = kill_picker(closed)
-        answers = []
+        answers: list[httpx.Response] = []
         while closed.client.picture().is_partial or not answers:
             answers.append(closed.chat("meanwhile"))
         refused = [answer for answer in answers if answer.status_code != 200]

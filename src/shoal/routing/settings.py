@@ -182,7 +182,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "observe"
     failure_mode: Annotated[
         Literal["open", "closed"],
-        "while no picker runs: open lets Envoy balance new requests by itself, closed answers 503",
+        "while no picker runs: open lets Envoy balance new requests by itself, closed answers 503; with API keys it is "
+        "always closed",
     ] = "open"
     retries: Annotated[Retries, "after a failure before the response head"] = Retries()
     auth: Annotated[Auth, "who may send requests"] = Auth()

@@ -45,7 +45,8 @@ def envoy_settings(pool: PoolSettings, ground: Ground, run_dir: Path) -> EnvoySe
     limits, retries = pool.limits, pool.retries
     return msgspec.structs.replace(
         plain,
-        failure_mode=FailureMode(pool.failure_mode),
+        # Keys are checked by the picker: letting requests past a dead one would let everybody in.
+        failure_mode=FailureMode.CLOSED if pool.auth.keys_file else FailureMode(pool.failure_mode),
         tls=ListenerTls(certificate=pool.tls.cert, key=pool.tls.key) if pool.tls is not None else None,
         forward_authorization=pool.forward_client_key,
         limits=msgspec.structs.replace(
