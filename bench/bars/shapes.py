@@ -21,13 +21,14 @@ ENGINES = 4
 _TRIES = 2
 Pair = tuple[LoadReport, LoadReport]
 SHAPES: dict[str, Callable[[np.random.Generator], Plan]] = {
-    # Sizes of the lab in which the peers were compared: four caches of 102,400 characters.
+    # As in the lab in which the peers were compared: four caches of 102,400 characters, and lengths and popularity
+    # chosen so that round-robin finds what it found there, 0.6 of the prompts on multi-turn and 0.47 on zipf.
     "multi-turn": lambda rng: multi_turn(
-        rng, chats=32, turns=6, systems=8, system_chars=4_000, say_chars=(1_000, 1_800), reply_tokens=(16, 32)
+        rng, chats=32, turns=6, systems=8, system_chars=4_000, say_chars=(700, 1_300), reply_tokens=(16, 32)
     ),
     "hot": lambda rng: hot(rng, requests=300, prompt_chars=6_000, concurrency=48, reply_tokens=(8, 16)),
     "zipf": lambda rng: zipf(
-        rng, documents=40, document_chars=8_000, requests=400, concurrency=24, reply_tokens=(8, 16)
+        rng, documents=40, document_chars=8_000, requests=400, exponent=0.8, concurrency=24, reply_tokens=(8, 16)
     ),
 }
 

@@ -1,0 +1,50 @@
+"""The bars that are behaviours and not speeds, in short forms: what must hold on any machine, however busy."""
+
+import pytest
+
+from bench.bars.books import GAUGES
+from bench.bars.registry import BARS, Figure
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def measured(id: str, scale: float) -> Figure:
+    from bench.bars.__main__ import main
+
+    main(["--list"])
+    return BARS[id].measure(scale)
+
+
+def test_no_stream_of_many_passes_unrouted_or_fails() -> None:
+    figure = measured("router.streams-5000", 0.04)
+    assert (figure.details["failed"], figure.details["unrouted"]) == (0, 0.0), figure.details
+    assert figure.details["open_at_once"] >= 200
+
+
+def test_every_gauge_of_work_in_flight_returns_to_zero_after_cancels() -> None:
+    figure = measured("books.cancel", 0.01)
+    assert figure.value == 0.0, figure.details
+    assert figure.void == ""
+    assert all(figure.details["most"][name] > 0 for name in GAUGES)
+    assert figure.details["errors"]["left"] > 100
+
+
+def test_a_killed_engine_costs_only_its_running_streams_and_returns() -> None:
+    figure = measured("kill.engine", 0.3)
+    assert figure.value == 0.0, figure.details
+
+
+def test_a_killed_picker_costs_no_request() -> None:
+    figure = measured("kill.picker", 0.3)
+    assert figure.details["errors"] == {}, figure.details
+    assert figure.details["back_after_s"] < 30.0
+
+
+def test_load_stays_even_after_the_picker_restarts() -> None:
+    figure = measured("restart.imbalance", 0.3)
+    assert figure.value < 1.5, figure.details
+
+
+def test_the_journal_of_a_live_run_replays() -> None:
+    figure = measured("router.journal-replay", 0.2)
+    assert (figure.value, figure.void) == (0.0, ""), figure.details
