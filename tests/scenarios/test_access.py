@@ -142,7 +142,7 @@ def test_a_certificate_is_read_again_when_its_file_changes(guarded: ScenarioPool
 def test_nobody_gets_in_without_a_key_while_the_picker_is_dead(guarded: ScenarioPool) -> None:
     (victim,) = guarded.worker_pids()
     os.kill(victim, 9)
-    statuses = set()
+    statuses: set[int] = set()
     while guarded.client.picture().is_partial or not statuses:
         statuses.add(guarded.post(body("x")).status_code)
     assert statuses <= {401, 503}

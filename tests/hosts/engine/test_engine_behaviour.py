@@ -72,6 +72,35 @@ def test_salts_and_adapters_do_not_share_a_cache_and_a_reset_empties_it() -> Non
     run(check, quick(loras=("sql",)))
 
 
+def test_tools_calls_and_template_arguments_are_part_of_the_prompt() -> None:
+    async def check(engine: Engine) -> None:
+        async def prompt_tokens(path: str = "/v1/chat/completions", **more: object) -> int:
+            status, answer = await engine.post(path, {**CHAT, **more})
+            assert status == 200, answer
+            usage = answer["usage"]
+            return int(usage.get("prompt_tokens") or usage["input_tokens"] + usage.get("cache_read_input_tokens", 0))
+
+        tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        called = [
+            {"role": "user", "content": "hello world"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "seen"},
+        ]
+        plain = await prompt_tokens()
+        assert await prompt_tokens(tools=None, chat_template_kwargs=None) == plain
+        assert await prompt_tokens(tools=tools) > plain + 20
+        assert await prompt_tokens(chat_template_kwargs={"enable_thinking": True}) > plain
+        assert await prompt_tokens(messages=called) > plain + 20
+        assert await prompt_tokens("/v1/messages", tools=tools) > await prompt_tokens("/v1/messages")
+        responses = {"input": "hello"}
+        assert await prompt_tokens("/v1/responses", **responses, tools=tools) > await prompt_tokens(
+            "/v1/responses", **responses
+        )
+
+    run(check)
+
+
 def test_cached_tokens_can_be_switched_off() -> None:
     async def check(engine: Engine) -> None:
         _, answer = await engine.post("/v1/chat/completions", CHAT)

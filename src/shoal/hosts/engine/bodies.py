@@ -39,8 +39,8 @@ class ChatBody(Sampling, kw_only=True):
 
     messages: list[Turn]
     max_completion_tokens: int | None = None
-    tools: msgspec.Raw | None = None
-    chat_template_kwargs: msgspec.Raw | None = None
+    tools: msgspec.Raw = msgspec.Raw()
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw()
     add_generation_prompt: bool = True
 
 
@@ -57,7 +57,7 @@ class ResponsesBody(Sampling, kw_only=True):
     input: str | list[msgspec.Raw]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: msgspec.Raw | None = None
+    tools: msgspec.Raw = msgspec.Raw()
     temperature: float | None = None
     top_p: float | None = None
     metadata: dict[str, str] | None = None
@@ -77,7 +77,7 @@ class MessagesBody(Sampling, kw_only=True):
     messages: list[Turn]
     max_tokens: int
     system: str | list[msgspec.Raw] | None = None
-    tools: msgspec.Raw | None = None
+    tools: msgspec.Raw = msgspec.Raw()
 
 
 class CountBody(MessagesBody, kw_only=True):
@@ -141,8 +141,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Turn] | None = None
-    tools: msgspec.Raw | None = None
-    chat_template_kwargs: msgspec.Raw | None = None
+    tools: msgspec.Raw = msgspec.Raw()
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw()
     add_generation_prompt: bool = True
     return_token_strs: bool | None = False
 

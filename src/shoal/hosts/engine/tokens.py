@@ -18,6 +18,7 @@ _END = b"\x02\x00\x00\xff"
 _MEDIA = b"\x03\x00\x00\xff"
 _MEDIA_TOKENS = 64
 _MEDIA_WORDS = ("image", "audio", "video", "file", "document")
+_NOTHING = (b"", b"null", b"[]", b"{}")
 _CONTROL_NAMES = {1: "<|start|>", 2: "<|end|>", 3: "<|media|>"}
 
 
@@ -26,7 +27,7 @@ class Turn(msgspec.Struct):
 
     role: str
     content: str | list[msgspec.Raw] | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
     tool_call_id: str | None = None
 
 
@@ -71,9 +72,7 @@ def pack(token_ids: Sequence[int]) -> bytes:
     return np.array(token_ids, dtype="<u4").tobytes()
 
 
-def chat(
-    turns: Iterable[Turn], preface: Sequence[msgspec.Raw | None] = (), *, has_generation_prompt: bool = True
-) -> bytes:
+def chat(turns: Iterable[Turn], preface: Sequence[msgspec.Raw] = (), *, has_generation_prompt: bool = True) -> bytes:
     """Return the packed tokens of a chat.
 
     Each turn is start, role, content, end.  preface: raw JSON that shapes the prompt (tools, template arguments) and
@@ -81,12 +80,12 @@ def chat(
     """
     out: list[bytes] = []
     for raw in preface:
-        if raw is not None and (body := bytes(raw)) not in (b"null", b"[]", b"{}"):
+        if (body := bytes(raw)) not in _NOTHING:
             out += (_START, _pad(body), _END)
     for turn in turns:
         out += (_START, encode(turn.role), content(turn.content))
-        if turn.tool_calls is not None:
-            out.append(_pad(bytes(turn.tool_calls)))
+        if (calls := bytes(turn.tool_calls)) not in _NOTHING:
+            out.append(_pad(calls))
         if turn.tool_call_id is not None:
             out.append(encode(turn.tool_call_id))
         out.append(_END)
