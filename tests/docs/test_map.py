@@ -13,9 +13,12 @@ def test_every_path_of_the_map_exists() -> None:
 def test_every_link_of_the_pages_leads_to_a_file() -> None:
     missing = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in link and not (page.parent / link).exists():
-                missing.append(f"{page.relative_to(ROOT)}: {link}")
+        links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+        missing += [
+            f"{page.relative_to(ROOT)}: {link}"
+            for link in links
+            if "://" not in link and not (page.parent / link).exists()
+        ]
     assert missing == []
 
 

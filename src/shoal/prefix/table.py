@@ -19,6 +19,8 @@ Entries = npt.NDArray[np.uint64]
 ROW_BYTES = 16
 _WAYS = 8
 _LINE_BYTES = 64
+# Up to this many hashes plain Python beats numpy's cost per call.
+_FEW = 12
 
 
 class Located(NamedTuple):
@@ -32,11 +34,12 @@ class Located(NamedTuple):
 class BlockTable:
     """A fixed number of rows.  budget_bytes: the size of the whole table; pages never written cost nothing."""
 
-    __slots__ = ("_buckets", "_entries", "_flat_entries", "_flat_keys", "_keys", "size")
+    __slots__ = ("_bucket_count", "_buckets", "_entries", "_flat_entries", "_flat_keys", "_keys", "size")
 
     def __init__(self, budget_bytes: int) -> None:
         buckets = max(1, budget_bytes // (ROW_BYTES * _WAYS))
         self.size = buckets * _WAYS
+        self._bucket_count = buckets
         self._buckets = np.uint64(buckets)
         self._keys = _zero_lines(buckets)
         self._entries = _zero_lines(buckets)
@@ -45,16 +48,35 @@ class BlockTable:
 
     def find(self, hashes: Blocks) -> tuple[Rows, Entries]:
         """Return the positions of those hashes that have a row, ascending, and their entries."""
+        if len(hashes) <= _FEW:
+            _, positions, rows = self._look(hashes)
+            return np.array(positions, np.intp), self._flat_entries.take(rows) if rows else _NO_ENTRIES
         buckets = (hashes % self._buckets).view(np.intp)
         is_here = self._keys.take(buckets, axis=0) == hashes[:, None]
         found = is_here.ravel().nonzero()[0]
-        rows = buckets.take(found >> 3)
-        rows <<= 3
-        rows += found & 7
-        return found >> 3, self._flat_entries.take(rows)
+        many_rows = buckets.take(found >> 3)
+        many_rows <<= 3
+        many_rows += found & 7
+        return found >> 3, self._flat_entries.take(many_rows)
+
+    def _look(self, hashes: Blocks) -> tuple[list[int], list[int], list[int]]:
+        """Return the bucket of each hash, the positions of those that have a row, and those rows."""
+        count, keys = self._bucket_count, self._keys
+        buckets, positions, rows = [], [], []
+        for position, key in enumerate(hashes.tolist()):
+            bucket = key % count
+            buckets.append(bucket)
+            line = keys[bucket].tolist()
+            if key in line:
+                positions.append(position)
+                rows.append(bucket * _WAYS + line.index(key))
+        return buckets, positions, rows
 
     def locate(self, hashes: Blocks) -> Located:
         """Return where `hashes` lie, for `read`, `write`, `erase` and `place`."""
+        if len(hashes) <= _FEW:
+            looked = self._look(hashes)
+            return Located(*[np.array(each, np.intp) for each in looked])
         buckets = (hashes % self._buckets).view(np.intp)
         found, ways = (self._keys.take(buckets, axis=0) == hashes[:, None]).nonzero()
         return Located(buckets, found, buckets.take(found) * _WAYS + ways)
@@ -79,6 +101,8 @@ class BlockTable:
         are placed in turns; a bucket full of rows of this very stamp takes no more, so the result is shorter then.
         """
         newest = entry >> ID_BITS << ID_BITS
+        if len(hashes) <= _FEW:
+            return self._place_few(hashes, buckets, entry, newest)
         gave_way = []
         while len(hashes):
             rows = buckets * _WAYS + self._entries.take(buckets, axis=0).argmin(axis=1)
@@ -94,7 +118,23 @@ class BlockTable:
                 break
             gave_way.append(old[is_placed])
             hashes, buckets = hashes[~is_placed], buckets[~is_placed]
-        return gave_way[0] if len(gave_way) == 1 else np.concatenate([np.empty(0, np.uint64), *gave_way])
+        return gave_way[0] if len(gave_way) == 1 else np.concatenate([_NO_ENTRIES, *gave_way])
+
+    def _place_few(self, hashes: Blocks, buckets: Rows, entry: int, newest: int) -> Entries:
+        gave_way = []
+        for key, bucket in zip(hashes.tolist(), buckets.tolist(), strict=True):
+            line = self._entries[bucket].tolist()
+            old = min(line)
+            if old >= newest:
+                continue
+            row = bucket * _WAYS + line.index(old)
+            self._flat_keys[row] = key
+            self._flat_entries[row] = entry
+            gave_way.append(old)
+        return np.array(gave_way, np.uint64)
+
+
+_NO_ENTRIES: Entries = np.zeros(0, np.uint64)
 
 
 def _zero_lines(count: int) -> npt.NDArray[np.uint64]:

@@ -67,18 +67,17 @@ class Books:
         columns, row = self._fleet.columns, member.row
         flight.member = member
         flight.uncached_tokens = float(max(0, flight.request.prompt_tokens - flight.matched_tokens))
-        drained = (now - columns["backlog_at"][row]) / columns["prefill_s_per_token"][row]
-        backlog = max(0.0, float(columns["backlog_tokens"][row]) - drained) + flight.uncached_tokens
-        columns["backlog_tokens"][row] = backlog
-        columns["backlog_at"][row] = now
+        s_per_token = float(columns["prefill_s_per_token"][row])
+        ahead_s = max(0.0, float(columns["clear_at"][row]) - now)
+        columns["clear_at"][row] = now + ahead_s + flight.uncached_tokens * s_per_token
         columns["booked_uncached_tokens"][row] += flight.uncached_tokens
         columns["inflight_requests"][row] += 1.0
         columns["inflight_prompt_tokens"][row] += flight.request.prompt_tokens
         columns["inflight_output_tokens"][row] += flight.output_tokens
-        flight.work_tokens = backlog
+        flight.work_tokens = ahead_s / s_per_token + flight.uncached_tokens
         self.inflight += 1
 
-    def release(self, flight: Flight) -> None:
+    def release(self, flight: Flight, now: float) -> None:
         """Take the request off the books; a second call does nothing."""
         member, flight.member = flight.member, None
         if member is None:
@@ -95,25 +94,31 @@ class Books:
                 "inflight_prompt_tokens",
                 "inflight_output_tokens",
                 "booked_uncached_tokens",
-                "backlog_tokens",
+                "clear_at",
             ):
                 columns[name][row] = 0.0
             return
         columns["inflight_prompt_tokens"][row] -= flight.request.prompt_tokens
         columns["inflight_output_tokens"][row] -= flight.output_tokens
         columns["booked_uncached_tokens"][row] -= flight.uncached_tokens
-        columns["backlog_tokens"][row] = min(columns["backlog_tokens"][row], columns["booked_uncached_tokens"][row])
+        latest = now + columns["booked_uncached_tokens"][row] * columns["prefill_s_per_token"][row]
+        columns["clear_at"][row] = min(columns["clear_at"][row], latest)
 
     def move(self, flight: Flight, member: Member, now: float) -> None:
         """Book the request on the endpoint that really serves it."""
         if flight.member is None or flight.member is member:
             return
-        self.release(flight)
+        self.release(flight, now)
         self.book(flight, member, now)
 
-    def uncached_tokens(self, now: float, mean_uncached_tokens: float) -> Floats:
-        """Uncached prompt tokens still to be prefilled on each endpoint, foreign requests at the mean of ours."""
+    def prefill_s(self, now: float, mean_uncached_tokens: float) -> Floats:
+        """Seconds until each endpoint has prefilled what is in flight there, foreign requests at the mean of ours."""
         columns = self._fleet.columns
-        drained = (now - columns["backlog_at"]) / columns["prefill_s_per_token"]
-        own = np.maximum(columns["backlog_tokens"] - drained, 0.0)
-        return own + columns["foreign_requests"] * mean_uncached_tokens
+        booked: Floats = np.maximum(columns["clear_at"] - now, 0.0)
+        if self._fleet.has_foreign:
+            booked += columns["foreign_requests"] * columns["prefill_s_per_token"] * mean_uncached_tokens
+        return booked
+
+    def uncached_tokens(self, now: float, mean_uncached_tokens: float) -> Floats:
+        """Uncached prompt tokens in flight that each endpoint has not prefilled yet."""
+        return self.prefill_s(now, mean_uncached_tokens) / self._fleet.columns["prefill_s_per_token"]

@@ -20,7 +20,7 @@ class Explained:
 
     __slots__ = ("decision", "flight_facts", "matched_tokens", "outcome", "queue_s", "served_id")
 
-    def __init__(self, flight: Flight, matched_tokens: Floats, fleet: Fleet) -> None:
+    def __init__(self, flight: Flight, matched_tokens: Floats | float, fleet: Fleet) -> None:
         request = flight.request
         self.decision: Decision = flight.decision
         self.flight_facts: dict[str, Any] = {
@@ -35,7 +35,7 @@ class Explained:
         }
         self.queue_s = flight.dispatched_at - flight.arrived_at
         candidates = flight.decision.candidates
-        if len(candidates) < len(fleet):
+        if not isinstance(matched_tokens, float) and len(candidates) < len(fleet):
             members = [fleet.get(name) for name in candidates]
             matched_tokens = matched_tokens[[member.row for member in members if member is not None]]
         self.matched_tokens = matched_tokens
@@ -44,12 +44,12 @@ class Explained:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON: candidates, scores, weights, total, choice, outcome."""
-        decision = self.decision
+        decision, matched = self.decision, self.matched_tokens
         candidates = [
             {
                 "id": name,
                 "total": float(decision.total[position]),
-                "matched_tokens": int(self.matched_tokens[position]),
+                "matched_tokens": int(matched if isinstance(matched, float) else matched[position]),
                 "scores": {column.name: float(column.values[position]) for column in decision.scores},
             }
             for position, name in enumerate(decision.candidates)
@@ -86,7 +86,7 @@ class Explanations:
         self._by_client_id: dict[str, str] = {}
         self._figures = 0
 
-    def keep(self, flight: Flight, matched_tokens: Floats, fleet: Fleet) -> None:
+    def keep(self, flight: Flight, matched_tokens: Floats | float, fleet: Fleet) -> None:
         """Remember a decision.  matched_tokens: over the whole fleet."""
         explained = Explained(flight, matched_tokens, fleet)
         self._by_id[flight.request.id] = explained

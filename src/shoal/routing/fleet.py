@@ -27,8 +27,7 @@ _COLUMNS: dict[str, float] = {
     "inflight_prompt_tokens": 0.0,
     "inflight_output_tokens": 0.0,
     "booked_uncached_tokens": 0.0,
-    "backlog_tokens": 0.0,
-    "backlog_at": 0.0,
+    "clear_at": 0.0,
     "foreign_requests": 0.0,
     "prefill_s_per_token": DEFAULT_S_PER_TOKEN,
     "base_ttft_s": 0.0,
@@ -75,7 +74,18 @@ class Member:
 class Fleet:
     """Members sorted by id, and one column per figure over them."""
 
-    __slots__ = ("_by_address", "_members", "columns", "endpoints", "generation", "rows", "signals", "slots")
+    __slots__ = (
+        "_by_address",
+        "_members",
+        "columns",
+        "endpoints",
+        "generation",
+        "has_foreign",
+        "on_trial",
+        "rows",
+        "signals",
+        "slots",
+    )
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
@@ -85,6 +95,8 @@ class Fleet:
         self.endpoints: list[Endpoint] = []
         self.slots: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         self.signals: list[Signals | None] = []
+        self.has_foreign = False
+        self.on_trial = 0
         self.generation = 0
 
     def __len__(self) -> int:
@@ -138,6 +150,18 @@ class Fleet:
         columns["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
         columns["signals_at"][row] = now
 
+    def end_trial(self, member: Member) -> None:
+        """Note that an endpoint is known well enough to be compared."""
+        if self.columns["is_trial"][member.row]:
+            self.columns["is_trial"][member.row] = 0.0
+            self.on_trial -= 1
+
+    def set_foreign(self, member: Member, requests: float) -> None:
+        """Note how many requests that are not ours an endpoint was seen to hold."""
+        column = self.columns["foreign_requests"]
+        column[member.row] = requests
+        self.has_foreign = requests > 0 or bool(column.any())
+
     def _rebuild(self) -> None:
         """Give every member its row in id order, and carry each figure to its new place."""
         self.generation += 1
@@ -154,3 +178,4 @@ class Fleet:
         self.endpoints = [member.endpoint for member in rows]
         self.signals = [member.signals for member in rows]
         self.slots = np.array([member.slot for member in rows], np.intp)
+        self.on_trial = int(self.columns["is_trial"].sum())

@@ -99,4 +99,4 @@ class Lessons:
         columns["base_ttft_s"][row] = pace.base_s
         columns["request_s"][row] = request_s(pace, self._pool_token_s, self._pool_output_s)
         if pace.records >= TRIAL_RECORDS or member.requests_total >= 4 * TRIAL_RECORDS:
-            columns["is_trial"][row] = 0.0
+            self._fleet.end_trial(member)

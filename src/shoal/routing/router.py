@@ -53,6 +53,21 @@ RECORD_TIMEOUT_S = 30.0
 # After a start, load that others put on the engines is read from their metrics; own books replace it over this time.
 ADOPTION_S = 20.0
 
+# Columns that our own books fill: every value in them is known.
+COMPLETE_COLUMNS = frozenset(
+    (
+        "inflight_output_tokens",
+        "inflight_prefill_s",
+        "inflight_prompt_tokens",
+        "inflight_requests",
+        "inflight_uncached_tokens",
+        "is_trial",
+        "matched_tokens",
+        "prefill_s_per_token",
+        "request_s",
+    )
+)
+
 
 class Router:
     """The router machine.  Not thread-safe; one writer.
@@ -173,13 +188,12 @@ class Router:
         if signals.num_blocks and signals.block_size_tokens:
             capacity = capacity_blocks(signals.num_blocks, signals.block_size_tokens)
             self._index.set_capacity(member.slot, capacity)
-        columns, row = self._fleet.columns, member.row
-        columns["foreign_requests"][row] = 0.0
+        foreign = 0.0
         if signals.running is not None and self._started_at is not None:
             seen = signals.running + (signals.waiting or 0.0)
-            foreign = max(0.0, seen - columns["inflight_requests"][row])
             share = 1.0 if self._shares_pool else max(0.0, 1.0 - (now - self._started_at) / ADOPTION_S)
-            columns["foreign_requests"][row] = foreign * share
+            foreign = share * max(0.0, seen - float(self._fleet.columns["inflight_requests"][member.row]))
+        self._fleet.set_foreign(member, foreign)
 
     # ------------------------------------------------------------------ one request
 
@@ -244,6 +258,7 @@ class Router:
             fleet.endpoints,
             {
                 "matched_tokens": partial(self._matched_tokens, request, match),
+                "inflight_prefill_s": partial(self._books.prefill_s, now, self._mean_uncached_tokens),
                 "inflight_uncached_tokens": partial(self._books.uncached_tokens, now, self._mean_uncached_tokens),
                 "inflight_requests": self._inflight_requests,
                 "inflight_prompt_tokens": columns["inflight_prompt_tokens"],
@@ -251,7 +266,7 @@ class Router:
                 "prefill_s_per_token": columns["prefill_s_per_token"],
                 "base_ttft_s": columns["base_ttft_s"],
                 "request_s": columns["request_s"],
-                "is_trial": columns["is_trial"],
+                "is_trial": columns["is_trial"] if fleet.on_trial else 0.0,
                 "waiting": partial(fresh, "waiting"),
                 "running": partial(fresh, "running"),
                 "kv_usage": partial(fresh, "kv_usage"),
@@ -259,14 +274,16 @@ class Router:
             },
             fleet.signals,
             None if len(rows) == len(fleet) else rows,
+            COMPLETE_COLUMNS,
         )
 
     def _inflight_requests(self) -> Floats:
-        return self._fleet.columns["inflight_requests"] + self._fleet.columns["foreign_requests"]
+        own = self._fleet.columns["inflight_requests"]
+        return own + self._fleet.columns["foreign_requests"] if self._fleet.has_foreign else own
 
-    def _matched_tokens(self, request: Request, match: Match | None) -> Floats:
-        if match is None:
-            return np.zeros(len(self._fleet))
+    def _matched_tokens(self, request: Request, match: Match | None) -> Floats | float:
+        if match is None or not match.runs:
+            return 0.0
         blocks = match.blocks[self._fleet.slots]
         tokens: Floats = np.minimum(blocks * float(BLOCK_TOKENS), float(request.prompt_tokens))
         return tokens
@@ -304,7 +321,7 @@ class Router:
         if flight is None or flight.ended_at is not None:
             return []
         flight.ended_at = now
-        self._books.release(flight)
+        self._books.release(flight, now)
         if flight.outcome is not None:
             return self._close(flight)
         self._awaiting_record.append((now + RECORD_TIMEOUT_S, request_id))

@@ -67,7 +67,7 @@ def fewest_first(column: Scores) -> Scores:
 def own_tokens(request: Request, view: FleetView) -> Scores:
     """Return the prompt tokens that each candidate would have to prefill; what is not known is not cached."""
     matched = known(view, "matched_tokens")
-    if not is_known(matched):
+    if not view.is_complete("matched_tokens") and not is_known(matched):
         matched = np.fmax(matched, 0.0)
     own: Scores = np.maximum(request.prompt_tokens - matched, 0.0)
     return own

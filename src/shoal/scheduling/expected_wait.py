@@ -22,6 +22,7 @@ class ExpectedWaitScorer:
 
     cost = price * own * speed + booked * speed + inflight * requestSeconds + crowding; score = 1 / (1 + cost).
     own: prompt tokens not expected in the endpoint's cache.  booked: uncached prompt tokens in flight there.
+    booked * speed is `inflight_prefill_s` where that is known.
     speed: seconds of prefill per token, learned per endpoint; values closer than speedStep count as equal, so that
     noise does not decide between equal machines.  requestSeconds: learned; requestTokens * speed where unknown.
     inflight: differences of less than levelShare of the mean count as none, so that a burst of answers that end in one
@@ -45,7 +46,7 @@ class ExpectedWaitScorer:
     type: ClassVar[str] = "expected-wait-scorer"
     needs: ClassVar[tuple[str, ...]] = (
         "matched_tokens",
-        "inflight_uncached_tokens",
+        "inflight_prefill_s",
         "inflight_requests",
         "prefill_s_per_token",
         "request_s",
@@ -93,30 +94,41 @@ class ExpectedWaitScorer:
         requests = _counted(view, "inflight_requests")
         trial = _trial(view)
         median, pace = self._speeds(view, trial)
-        own = own_tokens(request, view)
-        most = highest(own)
-        width = most - lowest(own)
-        price = self._own_weight
-        if width > 0:
-            holders = len(own) * most - float(np.add.reduce(own))
-            price *= 1.0 - (holders / width - 1.0) / (len(own) - 1)
-        cost = (min(price, 1.0) * own + _counted(view, "inflight_uncached_tokens")) * (pace * median)
-        cost += (max(price - 1.0, 0.0) * median) * own
+        cost = _booked_s(view, pace, median)
         level = lowest(requests) + self._level_share * _mean(requests)
         cost += np.maximum(requests, level) * self._request_seconds(view, median)
-        if width > 0 and self._imbalance_weight > 0:
-            busy = requests * pace
-            mean = _mean(busy if trial is None else busy[~trial])
-            weight = self._imbalance_weight * width * median / (mean + self._slack)
-            cost += weight * np.maximum(busy - mean, 0.0)
+        if view.level("matched_tokens") is None:
+            self._add_own(cost, own_tokens(request, view), requests, trial, median, pace)
+        elif not isinstance(pace, float):
+            cost += request.prompt_tokens * median * pace
         scores: Scores = 1.0 / (1.0 + cost)
         if trial is not None:
             limit = max(1.0, self._trial_share * _mean(requests[~trial]))
             scores[trial & (requests >= limit)] = 0.0
         return scores
 
+    def _add_own(
+        self, cost: Scores, own: Scores, requests: Scores, trial: Mask | None, median: float, pace: Scores | float
+    ) -> None:
+        """Add what the request's own tokens cost, and the crowding that their difference allows."""
+        most = highest(own)
+        width = most - lowest(own)
+        price = self._own_weight
+        if width > 0:
+            holders = len(own) * most - float(np.add.reduce(own))
+            price *= 1.0 - (holders / width - 1.0) / (len(own) - 1)
+        cost += own * (min(price, 1.0) * median * pace + max(price - 1.0, 0.0) * median)
+        if width > 0 and self._imbalance_weight > 0:
+            busy = requests * pace
+            mean = _mean(busy if trial is None else busy[~trial])
+            weight = self._imbalance_weight * width * median / (mean + self._slack)
+            cost += weight * np.maximum(busy - mean, 0.0)
+
     def _speeds(self, view: FleetView, trial: Mask | None) -> tuple[float, Scores | float]:
         """Return the median seconds per token and each candidate's multiple of it, rounded to steps."""
+        level = view.level("prefill_s_per_token")
+        if level is not None and level > _FASTEST:
+            return level, 1.0
         speed = known(view, "prefill_s_per_token")
         if trial is not None:
             speed = np.where(trial, np.nan, speed)
@@ -135,7 +147,7 @@ class ExpectedWaitScorer:
     def _request_seconds(self, view: FleetView, median_speed: float) -> Scores | float:
         """Return the seconds that a request in flight adds, per candidate."""
         seconds = known(view, "request_s")
-        if is_known(seconds):
+        if view.is_complete("request_s") or is_known(seconds):
             return seconds
         median = _median(seconds)
         if math.isnan(median):
@@ -145,6 +157,8 @@ class ExpectedWaitScorer:
 
 def _trial(view: FleetView) -> Mask | None:
     """Return which candidates are on trial, None when none or all are: then there is nothing to compare with."""
+    if view.level("is_trial") is not None:
+        return None
     column = known(view, "is_trial")
     if not highest(column) > 0 or lowest(column) > 0:
         return None
@@ -155,7 +169,15 @@ def _trial(view: FleetView) -> Mask | None:
 def _counted(view: FleetView, name: str) -> Scores:
     """Return a column of counts, unknown ones as the largest known, all 0 where none is known."""
     column = known(view, name)
-    return column if is_known(column) else np.fmax(worst_high(column), 0.0)
+    return column if view.is_complete(name) or is_known(column) else np.fmax(worst_high(column), 0.0)
+
+
+def _booked_s(view: FleetView, pace: Scores | float, median: float) -> Scores:
+    """Return the seconds of prefill already booked on each candidate, as a column of its own."""
+    if view.has("inflight_prefill_s"):
+        return view.column("inflight_prefill_s") + 0.0
+    booked: Scores = _counted(view, "inflight_uncached_tokens") * (pace * median)
+    return booked
 
 
 def _mean(column: Scores) -> float:

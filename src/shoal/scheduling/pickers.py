@@ -16,17 +16,20 @@ Count = Annotated[int, "how many endpoints to pick; those after the first are fa
 
 def best(total: Scores, count: int, chance: np.random.Generator, taken: Iterable[int] = ()) -> list[int]:
     """Return up to `count` positions by descending total, equal totals in random order, without those `taken`."""
-    left = total.copy()
-    skipped = 0
-    for position in taken:
-        left[position] = -np.inf
-        skipped += 1
-    chosen = []
-    for _ in range(min(count, len(left) - skipped)):
-        (ties,) = (left == left[left.argmax()]).nonzero()
-        position = int(ties[0] if len(ties) == 1 else ties[int(chance.random() * len(ties))])
-        chosen.append(position)
-        left[position] = -np.inf
+    order = np.negative(total).argsort().tolist()
+    values = total.tolist()
+    skipped = set(taken)
+    chosen: list[int] = []
+    at = 0
+    while len(chosen) < count and at < len(order):
+        top = values[order[at]]
+        ties = []
+        while at < len(order) and values[order[at]] == top:
+            if order[at] not in skipped:
+                ties.append(order[at])
+            at += 1
+        while ties and len(chosen) < count:
+            chosen.append(ties.pop(int(chance.random() * len(ties)) if len(ties) > 1 else 0))
     return chosen
 
 

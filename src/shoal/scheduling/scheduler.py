@@ -11,7 +11,7 @@ import numpy as np
 from shoal.kernel import Chance
 from shoal.pool import Decision, FleetView, Refusal, RefusalReason, Request, ScoreColumn
 from shoal.scheduling.columns import PerFleet
-from shoal.scheduling.pickers import best
+from shoal.scheduling.pickers import MaxScorePicker, best
 from shoal.scheduling.plugin import Adopting, Answering, Drawing, Filter, Observer, Picker, Scorer, Scores
 
 T = TypeVar("T", covariant=True)
@@ -55,11 +55,13 @@ class Policy(NamedTuple):
 class Scheduler:
     """Places one request at a time.  chance: its stream `scheduling` breaks ties and draws for pickers."""
 
-    __slots__ = ("_answering", "_chance", "_ids", "_observers", "policy")
+    __slots__ = ("_answering", "_chance", "_ids", "_observers", "_ranks", "policy")
 
     def __init__(self, policy: Policy, chance: Chance) -> None:
         self.policy = policy
         self._chance = chance.stream("scheduling")
+        # What this picker chooses and its fallbacks are one ranking.
+        self._ranks = isinstance(policy.profile.picker.plugin, MaxScorePicker)
         plugins = policy.profile.plugins()
         self._observers = [named.plugin for named in plugins if isinstance(named.plugin, Observer)]
         self._answering = [named.plugin for named in plugins if isinstance(named.plugin, Answering)]
@@ -90,8 +92,12 @@ class Scheduler:
             if kept < len(view):
                 view = view.keep(mask)
         columns, total = self._scores(request, view)
-        picked = profile.picker.plugin.pick(total, self._chance)
-        picked += best(total, self.policy.fallbacks, self._chance, picked)
+        picker = profile.picker.plugin
+        if self._ranks:
+            picked = best(total, picker.max_num_of_endpoints + self.policy.fallbacks, self._chance)
+        else:
+            picked = picker.pick(total, self._chance)
+            picked += best(total, self.policy.fallbacks, self._chance, picked)
         ids = self._ids.of(view)
         candidates = ids if view.rows is None else tuple([ids[row] for row in view.rows.tolist()])
         chosen = tuple([candidates[position] for position in picked])
@@ -100,13 +106,14 @@ class Scheduler:
     def _scores(self, request: Request, view: FleetView) -> tuple[list[ScoreColumn], Scores]:
         """Return each scorer's clamped column and the weighted sum."""
         columns = []
-        total = np.zeros(len(view))
+        total: Scores | None = None
         for name, scorer, weight in self.policy.profile.scorers:
             # fmax takes the number where the other is NaN, so that what a scorer does not know counts as 0.
             values = np.fmin(np.fmax(scorer.score(request, view), 0.0), 1.0)
             columns.append(ScoreColumn(name, weight, values))
-            total += values if weight == 1.0 else weight * values
-        return columns, total
+            weighted = values if weight == 1.0 else weight * values
+            total = weighted if total is None else total + weighted
+        return columns, np.zeros(len(view)) if total is None else total
 
     def dispatched(self, request: Request, view: FleetView, decision: Decision, now: float) -> None:
         """Tell the plugins that `request` was sent to `decision.chosen[0]`; `view` is the one given to schedule."""

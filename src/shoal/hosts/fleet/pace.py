@@ -35,7 +35,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Failed health checks in a row after which a ready endpoint counts as loading again."""
     drain_timeout_s: float = 3600.0
     """After this a draining endpoint is removed though it still has work."""
-    linger_s: float = 0.02
+    linger_s: float = 0.1
     """Events that come within this time go to the sink together."""
     probes_per_s: float = 250.0
     """Readiness and health checks of the whole fleet: with more endpoints, each is asked less often."""
