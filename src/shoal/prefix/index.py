@@ -25,6 +25,8 @@ _STRIDE = 16
 # Up to so many blocks, holders and rows the plain way is faster than the one made for many.
 _STRIDE_FROM = 96
 _FEW = 6
+# Up to this many blocks of a request are looked at one by one.
+_FEW_BLOCKS = 16
 _MANY = 16
 
 
@@ -92,6 +94,8 @@ class EstimatedIndex:
         total = int(np.count_nonzero(blocks))
         if total != len(blocks):
             runs = self._match_chains(blocks)
+        elif total <= _FEW_BLOCKS:
+            runs = self._match_few(blocks)
         else:
             found, entries = self._table.find(blocks) if total < _STRIDE_FROM else self._find_in_strides(blocks)
             if len(found) > _MANY:
@@ -108,6 +112,17 @@ class EstimatedIndex:
             else:
                 matched[slots_of(holders)] += depth
         return Match(matched, total, runs)
+
+    def _match_few(self, blocks: Blocks) -> list[Run]:
+        """Match one short chain block by block: here numpy's cost per call is more than that of the work."""
+        table = self._table
+        positions, entries = [], []
+        for position, key in enumerate(blocks.tolist()):
+            row = table.row_of(key)
+            if row >= 0:
+                positions.append(position)
+                entries.append(table.entry_at(row))
+        return self._believed_runs(positions, entries) if positions else []
 
     def _match_chains(self, blocks: Blocks) -> list[Run]:
         """Return the runs of a request with several prompts, each chain by itself."""
@@ -166,6 +181,34 @@ class EstimatedIndex:
         if not len(blocks):
             return
         self._clock += 1
+        fresh = self._add_few(slot, blocks) if len(blocks) <= _FEW_BLOCKS else self._add_many(slot, blocks)
+        self._horizons.advance(slot, self._clock, fresh)
+
+    def _add_few(self, slot: int, blocks: Blocks) -> int:
+        """Name `slot` in the rows of a few blocks one by one; return to how many it is new."""
+        table, sets, own = self._table, self._sets, 1 << slot
+        fresh = 0
+        for key in blocks.tolist():
+            row = table.row_of(key)
+            if row < 0:
+                fresh += 1
+                made = sets.intern(own, slot)
+                gave_way = table.place_one(key, self._clock << ID_BITS | made)
+                if gave_way < 0:
+                    continue
+                self._displaced += 1 if gave_way & _ID_MASK else 0
+            else:
+                gave_way = table.entry_at(row)
+                holders = self._horizons.believed(sets.masks[gave_way & _ID_MASK], gave_way >> ID_BITS)
+                fresh += 0 if holders & own else 1
+                made = sets.intern(holders | own, slot)
+                table.put(row, self._clock << ID_BITS | made)
+            sets.hold(made, 1)
+            sets.hold(gave_way & _ID_MASK, -1)
+        return fresh
+
+    def _add_many(self, slot: int, blocks: Blocks) -> int:
+        """Name `slot` in the rows of many blocks at once; return to how many it is new."""
         buckets, found, rows = self._table.locate(blocks)
         fresh = self._join(slot, rows) if len(rows) else 0
         if len(found) < len(blocks):
@@ -174,7 +217,7 @@ class EstimatedIndex:
                 is_missing[found] = False
                 blocks, buckets = blocks[is_missing], buckets[is_missing]
             fresh += self._insert(slot, blocks, buckets)
-        self._horizons.advance(slot, self._clock, fresh)
+        return fresh
 
     def _insert(self, slot: int, blocks: Blocks, buckets: Rows) -> int:
         """Give new blocks rows that name `slot`; return how many are new to it."""

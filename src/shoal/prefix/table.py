@@ -17,10 +17,8 @@ Rows = npt.NDArray[np.intp]
 Entries = npt.NDArray[np.uint64]
 
 ROW_BYTES = 16
-_WAYS = 8
+WAYS = 8
 _LINE_BYTES = 64
-# Up to this many hashes plain Python beats numpy's cost per call.
-_FEW = 12
 
 
 class Located(NamedTuple):
@@ -37,8 +35,8 @@ class BlockTable:
     __slots__ = ("_bucket_count", "_buckets", "_entries", "_flat_entries", "_flat_keys", "_keys", "size")
 
     def __init__(self, budget_bytes: int) -> None:
-        buckets = max(1, budget_bytes // (ROW_BYTES * _WAYS))
-        self.size = buckets * _WAYS
+        buckets = max(1, budget_bytes // (ROW_BYTES * WAYS))
+        self.size = buckets * WAYS
         self._bucket_count = buckets
         self._buckets = np.uint64(buckets)
         self._keys = _zero_lines(buckets)
@@ -48,9 +46,6 @@ class BlockTable:
 
     def find(self, hashes: Blocks) -> tuple[Rows, Entries]:
         """Return the positions of those hashes that have a row, ascending, and their entries."""
-        if len(hashes) <= _FEW:
-            _, positions, rows = self._look(hashes)
-            return np.array(positions, np.intp), self._flat_entries.take(rows) if rows else _NO_ENTRIES
         buckets = (hashes % self._buckets).view(np.intp)
         is_here = self._keys.take(buckets, axis=0) == hashes[:, None]
         found = is_here.ravel().nonzero()[0]
@@ -59,27 +54,37 @@ class BlockTable:
         many_rows += found & 7
         return found >> 3, self._flat_entries.take(many_rows)
 
-    def _look(self, hashes: Blocks) -> tuple[list[int], list[int], list[int]]:
-        """Return the bucket of each hash, the positions of those that have a row, and those rows."""
-        count, keys = self._bucket_count, self._keys
-        buckets, positions, rows = [], [], []
-        for position, key in enumerate(hashes.tolist()):
-            bucket = key % count
-            buckets.append(bucket)
-            line = keys[bucket].tolist()
-            if key in line:
-                positions.append(position)
-                rows.append(bucket * _WAYS + line.index(key))
-        return buckets, positions, rows
+    def row_of(self, key: int) -> int:
+        """Return the row of one hash, -1 when it has none."""
+        bucket = key % self._bucket_count
+        line = self._keys[bucket].tolist()
+        return bucket * WAYS + line.index(key) if key in line else -1
+
+    def entry_at(self, row: int) -> int:
+        """Return the entry of one row."""
+        return int(self._flat_entries[row])
+
+    def put(self, row: int, entry: int) -> None:
+        """Overwrite the entry of one row."""
+        self._flat_entries[row] = entry
+
+    def place_one(self, key: int, entry: int) -> int:
+        """Give one hash without a row a row with `entry`; return the entry that gave way, -1 when none may."""
+        bucket = key % self._bucket_count
+        line = self._entries[bucket].tolist()
+        old: int = min(line)
+        if old >= entry >> ID_BITS << ID_BITS:
+            return -1
+        row = bucket * WAYS + line.index(old)
+        self._flat_keys[row] = key
+        self._flat_entries[row] = entry
+        return old
 
     def locate(self, hashes: Blocks) -> Located:
         """Return where `hashes` lie, for `read`, `write`, `erase` and `place`."""
-        if len(hashes) <= _FEW:
-            looked = self._look(hashes)
-            return Located(*[np.array(each, np.intp) for each in looked])
         buckets = (hashes % self._buckets).view(np.intp)
         found, ways = (self._keys.take(buckets, axis=0) == hashes[:, None]).nonzero()
-        return Located(buckets, found, buckets.take(found) * _WAYS + ways)
+        return Located(buckets, found, buckets.take(found) * WAYS + ways)
 
     def read(self, rows: Rows) -> Entries:
         """Return the entries of `rows`."""
@@ -101,11 +106,9 @@ class BlockTable:
         are placed in turns; a bucket full of rows of this very stamp takes no more, so the result is shorter then.
         """
         newest = entry >> ID_BITS << ID_BITS
-        if len(hashes) <= _FEW:
-            return self._place_few(hashes, buckets, entry, newest)
         gave_way = []
         while len(hashes):
-            rows = buckets * _WAYS + self._entries.take(buckets, axis=0).argmin(axis=1)
+            rows = buckets * WAYS + self._entries.take(buckets, axis=0).argmin(axis=1)
             old = self._flat_entries.take(rows)
             if int(old.max()) >= newest:
                 is_open = old < newest
@@ -120,19 +123,6 @@ class BlockTable:
             hashes, buckets = hashes[~is_placed], buckets[~is_placed]
         return gave_way[0] if len(gave_way) == 1 else np.concatenate([_NO_ENTRIES, *gave_way])
 
-    def _place_few(self, hashes: Blocks, buckets: Rows, entry: int, newest: int) -> Entries:
-        gave_way = []
-        for key, bucket in zip(hashes.tolist(), buckets.tolist(), strict=True):
-            line = self._entries[bucket].tolist()
-            old = min(line)
-            if old >= newest:
-                continue
-            row = bucket * _WAYS + line.index(old)
-            self._flat_keys[row] = key
-            self._flat_entries[row] = entry
-            gave_way.append(old)
-        return np.array(gave_way, np.uint64)
-
 
 _NO_ENTRIES: Entries = np.zeros(0, np.uint64)
 
@@ -141,4 +131,4 @@ def _zero_lines(count: int) -> npt.NDArray[np.uint64]:
     """Return `count` zeroed buckets that begin on cache lines, so that reading one never touches two."""
     raw: npt.NDArray[Any] = np.zeros(count * _LINE_BYTES + _LINE_BYTES, np.uint8)
     start = -int(raw.__array_interface__["data"][0]) % _LINE_BYTES
-    return raw[start : start + count * _LINE_BYTES].view(np.uint64).reshape(count, _WAYS)
+    return raw[start : start + count * _LINE_BYTES].view(np.uint64).reshape(count, WAYS)
