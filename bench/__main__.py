@@ -40,6 +40,7 @@ CASES = (
 )
 _ENDPOINTS = 10
 _ROUNDS = 3
+_WIDTH = 130
 
 
 class Cell(NamedTuple):
@@ -118,8 +119,8 @@ def index_bytes_per_entry(scale: float) -> float:
 
 def tables(cells: dict[str, dict[str, Cell]], made: dict[str, dict[str, float]], entry_bytes: float) -> Iterable[Table]:
     """What was measured, for people."""
-    overhead = Table(title="What Shoal adds to a request")
-    for name in ("", "added p50", "added p99", "Envoy CPU", "picker CPU", "over plain Envoy: p50", "p99", "CPU"):
+    overhead = Table(title="What Shoal adds to a request: against direct, and over a plain Envoy with round-robin")
+    for name in ("", "added p50", "added p99", "Envoy CPU", "picker CPU", "over Envoy: p50", "p99", "CPU"):
         overhead.add_column(name, justify="left" if not name else "right")
     for case, ways in cells.items():
         ours, direct, plain = ways["shoal"], ways["direct"], ways["envoy"]
@@ -151,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     cells = uvloop.run(paths(arguments.scale))
     made, entry_bytes = decisions(arguments.scale), index_bytes_per_entry(arguments.scale)
-    console = Console()
+    console = Console(width=max(_WIDTH, Console().width))  # cells do not wrap, in a pipe either
     for table in tables(cells, made, entry_bytes):
         console.print(table)
     lag_ms = max(cell.lag_ms for ways in cells.values() for cell in ways.values())
