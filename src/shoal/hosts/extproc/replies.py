@@ -39,26 +39,52 @@ def routed(
     is_body_phase: whether it answers the body message.  body: replaces the buffered body; None leaves it.
     skips_response_body: ask a gateway not to send response bodies.
     """
-    reply = pb.ProcessingResponse()
-    common = reply.request_body.response if is_body_phase else reply.request_headers.response
-    mutation = common.header_mutation
-    for key, value in set_headers:
-        option = mutation.set_headers.add()
-        option.append_action = _OVERWRITE
-        option.header.key = key
-        option.header.raw_value = value.encode()
-    mutation.remove_headers.extend(remove_headers)
-    if not is_body_phase:
-        common.clear_route_cache = True
+    mutation = b"".join(
+        [
+            _field(1, _field(1, _field(1, key.encode()) + _field(3, value.encode())) + _APPEND)
+            for key, value in set_headers
+        ]
+        + [_field(2, name.encode()) for name in remove_headers]
+    )
+    common = _field(2, mutation)
     if body is not None:
-        common.body_mutation.body = body
-    for namespace, values in metadata.items():
-        fields = reply.dynamic_metadata.fields[namespace].struct_value.fields
-        for key, value in values.items():
-            fields[key].string_value = value
-    if skips_response_body:
-        reply.mode_override.response_body_mode = 0
-    return bytes(reply.SerializeToString())
+        common += _field(3, _field(1, body))
+    if not is_body_phase:
+        common += _CLEAR_ROUTE_CACHE
+    spaces = [_entry(name, _field(5, _text_fields(values))) for name, values in metadata.items()]
+    phase = 3 if is_body_phase else 1
+    reply = _field(phase, _field(1, common)) + _field(8, b"".join(spaces))
+    return reply + _SKIP_RESPONSE_BODY if skips_response_body else reply
+
+
+# The reply of every request is written straight in protobuf's wire form, field by field: a fifth of the cost of
+# building the message.  The numbers are the fields' of ProcessingResponse, CommonResponse, HeaderMutation and Struct.
+_APPEND = bytes((3 << 3, _OVERWRITE))
+_CLEAR_ROUTE_CACHE = bytes((5 << 3, 1))
+_SKIP_RESPONSE_BODY = bytes((9 << 3 | 2, 0))
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """One length-delimited field."""
+    size = len(payload)
+    if size < 128:
+        return bytes((number << 3 | 2, size)) + payload
+    head = bytearray((number << 3 | 2,))
+    while size > 127:
+        head.append(size & 127 | 128)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + payload
+
+
+def _entry(key: str, value: bytes) -> bytes:
+    """One entry of a Struct's map."""
+    return _field(1, _field(1, key.encode()) + _field(2, value))
+
+
+def _text_fields(values: dict[str, str]) -> bytes:
+    """The entries of a Struct of strings."""
+    return b"".join([_entry(key, _field(3, value.encode())) for key, value in values.items()])
 
 
 def streamed_body(body: bytes, *, is_response: bool = False, is_end: bool = True) -> list[bytes]:
