@@ -99,8 +99,8 @@ def test_a_prompt_is_in_no_log_journal_metric_status_explanation_or_trace(
     broken = f'{{"model": "tiny", "messages": "{CANARY}'.encode()
     assert written.http.post(f"{written.url}/v1/chat/completions", content=broken).status_code == 400
     assert written.post({"model": "tiny", "messages": {CANARY: 1}}).status_code in (400, 200)
-    with written.send("canary-left", CANARY * 2000, 4000):
-        pass
+    with written.send("canary-left", CANARY * 200, 4000) as connection:
+        connection.recv(100)
     written.idle()
     until(lambda: "gateway.request" in {name for name, _ in collector.spans()}, why=written.said)
     for where, text in everything_said(written, capsys).items():
@@ -137,8 +137,8 @@ def test_a_journal_of_load_reload_and_fleet_changes_replays_command_by_command(
         assert main(["endpoint", "drain", fleet[0].url.removeprefix("http://"), *flags]) == 0
         third = [threads.submit(turn, number) for number in range(20)]
         assert {each.result() for each in first + second + third} == {200}
-    with written.send("left", "left", 4000):
-        pass
+    with written.send("left", "left", 4000) as connection:
+        connection.recv(100)
     written.idle()
     for pid in written.worker_pids():
         os.kill(pid, signal.SIGTERM)  # its last words are on the disk when it has ended

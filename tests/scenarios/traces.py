@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Receiver:
@@ -30,26 +31,19 @@ class Receiver:
 
     def spans(self) -> list[tuple[str, dict[str, str]]]:
         """Name and attributes of every span so far."""
-        found = []
-        for body in self.bodies:
-            message = ExportTraceServiceRequest()
-            message.ParseFromString(body)
-            for resource in message.resource_spans:
-                for scope in resource.scope_spans:
-                    for span in scope.spans:
-                        found.append((span.name, {each.key: str(each.value) for each in span.attributes}))
-        return found
+        return [(span.name, {each.key: str(each.value) for each in span.attributes}) for span in self._all()]
 
     def trace_ids(self) -> set[str]:
         """The traces that spans belong to."""
-        found = set()
+        return {span.trace_id.hex() for span in self._all()}
+
+    def _all(self) -> Iterator[Span]:
         for body in self.bodies:
             message = ExportTraceServiceRequest()
             message.ParseFromString(body)
             for resource in message.resource_spans:
                 for scope in resource.scope_spans:
-                    found |= {span.trace_id.hex() for span in scope.spans}
-        return found
+                    yield from scope.spans
 
 
 @contextmanager

@@ -40,7 +40,8 @@ class ExpectedWaitScorer:
     itself would find its holder cheaper.
 
     An endpoint on trial (its speed is not known yet) takes part as one of median speed, but scores 0 while its
-    requests in flight are at least max(1, trialShare * mean of the others).  Unknown speeds are the fleet's median.
+    requests in flight are at least max(1, trialShare * mean of the others), unless most of the fleet is on trial.
+    Unknown speeds are the fleet's median.
     """
 
     type: ClassVar[str] = "expected-wait-scorer"
@@ -93,22 +94,24 @@ class ExpectedWaitScorer:
     def score(self, request: Request, view: FleetView) -> Scores:
         requests = _counted(view, "inflight_requests")
         trial = _trial(view)
+        # A fleet that is mostly new has no others to spare it: it shares the load at once.
+        bounded = trial if trial is not None and 2 * np.count_nonzero(trial) <= len(trial) else None
         median, pace = self._speeds(view, trial)
-        cost = _booked_s(view, pace, median)
+        cost = _booked_s(view, trial, pace, median)
         level = lowest(requests) + self._level_share * _mean(requests)
         cost += np.maximum(requests, level) * self._request_seconds(view, median)
         if view.level("matched_tokens") is None:
-            self._add_own(cost, own_tokens(request, view), requests, trial, median, pace)
+            self._add_own(cost, own_tokens(request, view), requests, bounded, median, pace)
         elif not isinstance(pace, float):
             cost += request.prompt_tokens * median * pace
         scores: Scores = 1.0 / (1.0 + cost)
-        if trial is not None:
-            limit = max(1.0, self._trial_share * _mean(requests[~trial]))
-            scores[trial & (requests >= limit)] = 0.0
+        if bounded is not None:
+            limit = max(1.0, self._trial_share * _mean(requests[~bounded]))
+            scores[bounded & (requests >= limit)] = 0.0
         return scores
 
     def _add_own(
-        self, cost: Scores, own: Scores, requests: Scores, trial: Mask | None, median: float, pace: Scores | float
+        self, cost: Scores, own: Scores, requests: Scores, bounded: Mask | None, median: float, pace: Scores | float
     ) -> None:
         """Add what the request's own tokens cost, and the crowding that their difference allows."""
         most = highest(own)
@@ -120,7 +123,7 @@ class ExpectedWaitScorer:
         cost += own * (min(price, 1.0) * median * pace + max(price - 1.0, 0.0) * median)
         if width > 0 and self._imbalance_weight > 0:
             busy = requests * pace
-            mean = _mean(busy if trial is None else busy[~trial])
+            mean = _mean(busy if bounded is None else busy[~bounded])
             weight = self._imbalance_weight * width * median / (mean + self._slack)
             cost += weight * np.maximum(busy - mean, 0.0)
 
@@ -130,11 +133,14 @@ class ExpectedWaitScorer:
         if level is not None and level > _FASTEST:
             return level, 1.0
         speed = known(view, "prefill_s_per_token")
-        if trial is not None:
+        is_all_new = trial is not None and bool(trial.all())
+        if trial is not None and not is_all_new:
             speed = np.where(trial, np.nan, speed)
         median = _median(speed)
         if not median > _FASTEST:
             return self._default_speed, 1.0
+        if is_all_new:
+            return median, 1.0
         if trial is not None or not is_known(speed):
             speed = np.where(np.isnan(speed), median, speed)
         if self._step <= 1:
@@ -156,11 +162,12 @@ class ExpectedWaitScorer:
 
 
 def _trial(view: FleetView) -> Mask | None:
-    """Return which candidates are on trial, None when none or all are: then there is nothing to compare with."""
-    if view.level("is_trial") is not None:
+    """Return which candidates are on trial, None when none is."""
+    level = view.level("is_trial")
+    if level is not None and not level > 0:
         return None
     column = known(view, "is_trial")
-    if not highest(column) > 0 or lowest(column) > 0:
+    if not highest(column) > 0:
         return None
     mask: Mask = column > 0
     return mask
@@ -172,10 +179,14 @@ def _counted(view: FleetView, name: str) -> Scores:
     return column if view.is_complete(name) or is_known(column) else np.fmax(worst_high(column), 0.0)
 
 
-def _booked_s(view: FleetView, pace: Scores | float, median: float) -> Scores:
+def _booked_s(view: FleetView, trial: Mask | None, pace: Scores | float, median: float) -> Scores:
     """Return the seconds of prefill already booked on each candidate, as a column of its own."""
     if view.has("inflight_prefill_s"):
-        return view.column("inflight_prefill_s") + 0.0
+        seconds: Scores = view.column("inflight_prefill_s") + 0.0
+        if trial is not None:
+            # Booked at an assumed speed; it counts at the one that the fleet was seen to have.
+            seconds[trial] = _counted(view, "inflight_uncached_tokens")[trial] * median
+        return seconds
     booked: Scores = _counted(view, "inflight_uncached_tokens") * (pace * median)
     return booked
 
