@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint types layers format check bench bars docs clean
+.PHONY: help demo test test-fast lint types layers format check vllm bench bars docs clean
 
 help:  ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ layers: $(STAMP)  ## Who may import whom
 	$(BIN)/lint-imports
 
 check: lint types layers  ## The checks without the tests
+
+vllm:  ## Install a real vLLM for CPU in .venv-vllm; make test then runs the tests that need one
+	@tests/vllm/install.sh $(CURDIR)/.venv-vllm
 
 bench: $(STAMP)  ## Measure this machine: latency, CPU per request, decisions, index
 	$(BIN)/python -m bench

@@ -1,0 +1,83 @@
+from shoal.measures import Fold, render
+from shoal.pool import RefusalReason
+from tests.routing.script import Pool
+
+
+def page_of(pool: Pool, fold: Fold) -> dict[str, float]:
+    lines = render(fold.families(pool.router.status())).splitlines()
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+
+class Counted(Pool):
+    """A pool whose every step is folded."""
+
+    fold: Fold
+
+    def feed(self, event: object) -> list[object]:  # type: ignore[override]
+        if not hasattr(self, "fold"):
+            self.fold = Fold()
+        commands = super().feed(event)
+        self.fold.observe(event, commands)  # type: ignore[arg-type]
+        return commands  # type: ignore[return-value]
+
+
+def total(page: dict[str, float], name: str) -> float:
+    return sum(value for key, value in page.items() if key.partition("{")[0] == name)
+
+
+def test_every_request_is_counted_once_and_every_gauge_returns_to_zero() -> None:
+    pool = Counted()
+    sent = [pool.send(f"p{number}") for number in range(30)]
+    page = page_of(pool, pool.fold)
+    assert total(page, "llm_d_epp_request_running") == 30
+    assert total(page, "llm_d_epp_inflight_requests") == 30
+    assert total(page, "llm_d_epp_inflight_tokens") > 0
+    for number, one in enumerate(sent):
+        one.finish(
+            prompt_tokens=640, cached_tokens=64 * (number % 2), completion_tokens=10, is_client_gone=number % 3 == 0
+        )
+    page = page_of(pool, pool.fold)
+    assert total(page, "llm_d_epp_request_total") == 30
+    assert total(page, "llm_d_epp_request_duration_seconds_count") == 30
+    assert total(page, "llm_d_epp_request_output_tokens_sum") == 300
+    assert total(page, "shoal_reported_cached_tokens_total") == 64 * 15
+    assert total(page, "shoal_client_gone_total") == 10
+    for gauge in (
+        "llm_d_epp_request_running",
+        "llm_d_epp_inflight_requests",
+        "llm_d_epp_inflight_tokens",
+        "shoal_flights_open",
+    ):
+        assert total(page, gauge) == 0
+
+
+def test_refusals_are_errors_with_their_reason() -> None:
+    pool = Counted()
+    pool.send(model="nobody")
+    pool.fold.refused_at_door(RefusalReason.UNAUTHORIZED)
+    page = page_of(pool, pool.fold)
+    codes = {key.partition('error_code="')[2].partition('"')[0] for key in page if "error_code" in key}
+    assert codes == {"model-not-found", "unauthorized"}
+    assert total(page, "llm_d_epp_request_total") == 2
+
+
+def test_cut_answers_and_moved_requests_are_seen() -> None:
+    pool = Counted()
+    cut = pool.send()
+    cut.finish(is_cut=True, status=200)
+    moved = pool.send("other")
+    moved.finish(served_address=moved.forward.endpoints[1], attempts=2)
+    page = page_of(pool, pool.fold)
+    assert total(page, "shoal_response_cut_total") == 1
+    assert total(page, "shoal_request_moved_total") == 1
+    assert total(page, "shoal_request_retries_total") == 1
+
+
+def test_an_engine_that_says_nothing_of_its_queue_is_nan_and_not_zero() -> None:
+    pool = Counted(1)
+    page = page_of(pool, pool.fold)
+    queue = next(value for key, value in page.items() if key.startswith("llm_d_epp_per_endpoint_queue_size"))
+    assert queue != queue
+    pool.load("e0", waiting=3, running=1)
+    page = page_of(pool, pool.fold)
+    assert next(value for key, value in page.items() if key.startswith("llm_d_epp_per_endpoint_queue_size")) == 3
