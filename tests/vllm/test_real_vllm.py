@@ -38,9 +38,9 @@ class RealPool(NamedTuple):
 
     def explain(self, request_id: str) -> dict[str, Any]:
         for _ in range(100):
-            found = self._verb("explain", request_id, "--json")
-            if found.get("cached_tokens") is not None:
-                return found
+            (found,) = self._verb("explain", request_id, "--json")["found"]
+            if found["cached_tokens"] is not None:
+                return dict(found)
             time.sleep(0.1)
         raise AssertionError(f"no record of {request_id}: {found}")
 
