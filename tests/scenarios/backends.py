@@ -26,7 +26,8 @@ class Seen:
 class Backend:
     """Serves `/health` and `/v1/models`; keeps every other request in `seen` and answers `{"bytes": N}`.
 
-    scripts: path -> pieces of an event stream, sent with a pause between them.
+    scripts: path -> pieces of an event stream, sent with a pause between them.  answers: path -> status and body.
+    delay_s: how long each answer waits.  gate: while closed, answers wait for it.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,9 @@ class Backend:
         self.seen: list[Seen] = []
         self.scripts: dict[str, list[bytes]] = {}
         self.answers: dict[str, tuple[int, bytes]] = {}
+        self.delay_s = 0.0
+        self._gate = asyncio.Event()
+        self._gate.set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._up = threading.Event()
@@ -53,6 +57,14 @@ class Backend:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def close_gate(self) -> None:
+        """Hold answers back from now on."""
+        self._loop.call_soon_threadsafe(self._gate.clear)
+
+    def open_gate(self) -> None:
+        """Let the answers go."""
+        self._loop.call_soon_threadsafe(self._gate.set)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -77,6 +89,8 @@ class Backend:
         if request.headers.get("upgrade", "").lower() == "websocket":
             return await _echo(request)
         self.seen.append(Seen(request, await request.read()))
+        await asyncio.sleep(self.delay_s)
+        await self._gate.wait()
         if request.path in self.scripts:
             return await _stream(request, self.scripts[request.path])
         if request.path in self.answers:

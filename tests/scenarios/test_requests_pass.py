@@ -6,6 +6,7 @@ import hashlib
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import aiohttp
@@ -29,6 +30,16 @@ def echo() -> Iterator[Backend]:
     """The backend that shows what it got."""
     with backend() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def as_before(echo: Backend) -> Iterator[None]:
+    """Every test starts with a backend without scripts."""
+    yield
+    echo.seen.clear()
+    echo.scripts.clear()
+    echo.answers.clear()
+    echo.delay_s = 0.0
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +234,70 @@ def test_an_event_stream_passes_byte_for_byte_however_it_is_cut(front: ScenarioP
         b"data: [DONE]\n\n",
     ]
     echo.scripts["/v1/chat/completions"] = pieces
-    try:
-        answer = front.post(body("x", stream=True))
-    finally:
-        del echo.scripts["/v1/chat/completions"]
+    answer = front.post(body("x", stream=True))
     assert answer.content == b"".join(pieces)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/messages"),
+        ("POST", "/v1/embeddings"),
+        ("POST", "/tokenize"),
+        ("POST", "/inference/v1/generate"),
+        ("POST", "/v1/rerank"),
+        ("POST", "/score"),
+        ("POST", "/pooling"),
+        ("POST", "/something/else"),
+        ("GET", "/something/else"),
+    ],
+)
+def test_every_path_counts_as_load_while_it_runs_and_not_after(
+    method: str, path: str, front: ScenarioPool, echo: Backend
+) -> None:
+    front.idle()
+    asked = {**body("x"), "prompt": "x", "input": "x", "token_ids": [1, 2], "query": "q", "documents": ["d"]}
+    asked |= {"text_1": "a", "text_2": "b"}
+    content = msgspec.json.encode(asked) if method == "POST" else b""
+    echo.close_gate()
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(front.http.request, method, front.url + path, content=content)
+        try:
+            until(lambda: front.sample("llm_d_epp_inflight_requests") == 1 or answer.done(), why=front.said)
+            assert not answer.done(), answer.result().text
+        finally:
+            echo.open_gate()
+        assert answer.result().status_code == 200
+    assert echo.seen.pop().path == path
+    until(lambda: front.sample("llm_d_epp_inflight_requests") == 0, why=front.said)
+
+
+def test_retries_stay_within_their_budget_when_everything_is_overloaded(front: ScenarioPool, echo: Backend) -> None:
+    asked, count = msgspec.json.encode({"model": "tiny", "prompt": "x"}), 800
+
+    async def send(session: aiohttp.ClientSession) -> int:
+        async with session.post(f"{front.url}/v1/completions", data=asked) as answer:
+            return answer.status
+
+    async def send_all() -> set[int]:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            return set(await asyncio.gather(*(send(session) for _ in range(count))))
+
+    with backend() as other:
+        front.client.endpoint("add", other.url)
+        until(lambda: list(front.states().values()) == ["ready", "ready"], why=front.said)
+        for each in (echo, other):
+            each.answers["/v1/completions"] = (503, b'{"error":{"message":"full"}}')
+            each.delay_s = 1.0
+        before = len(echo.seen)
+        assert asyncio.run(send_all()) == {503}
+        retries = len(echo.seen) - before + len(other.seen) - count
+        front.client.endpoint("remove", other.url.removeprefix("http://"))
+        until(lambda: len(front.states()) == 1, why=front.said)
+    # At each moment 20 % of what is in flight, or 128: a dead engine's requests must all find another one.
+    assert 0 < retries <= 0.5 * count
+    until(lambda: front.chat("wake").status_code == 200 and list(front.states().values()) == ["ready"], why=front.said)
