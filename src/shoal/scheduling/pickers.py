@@ -3,7 +3,7 @@
 Ties are broken by chance in every picker, never by the order of the list.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -14,23 +14,20 @@ from shoal.scheduling.plugin import Scores
 Count = Annotated[int, "how many endpoints to pick; those after the first are fallbacks for a retry"]
 
 
-def best(total: Scores, count: int, chance: np.random.Generator, taken: Iterable[int] = ()) -> list[int]:
+# Of more candidates than this the few best are cut out before they are put in order.
+_SORTED_WHOLE = 64
+
+
+def best(total: Scores, count: int, chance: np.random.Generator, taken: Sequence[int] = ()) -> list[int]:
     """Return up to `count` positions by descending total, equal totals in random order, without those `taken`."""
-    order = np.negative(total).argsort().tolist()
-    values = total.tolist()
-    skipped = set(taken)
-    chosen: list[int] = []
-    at = 0
-    while len(chosen) < count and at < len(order):
-        top = values[order[at]]
-        ties = []
-        while at < len(order) and values[order[at]] == top:
-            if order[at] not in skipped:
-                ties.append(order[at])
-            at += 1
-        while ties and len(chosen) < count:
-            chosen.append(ties.pop(int(chance.random() * len(ties)) if len(ties) > 1 else 0))
-    return chosen
+    wanted = count + len(taken)
+    if len(total) > max(wanted, _SORTED_WHOLE):
+        last = np.partition(total, -wanted)[-wanted]
+        among = np.flatnonzero(total >= last)
+        order = among[np.lexsort((chance.random(len(among)), -total[among]))]
+    else:
+        order = np.lexsort((chance.random(len(total)), -total))
+    return [position for position in order.tolist() if position not in taken][:count]
 
 
 def _checked(max_num_of_endpoints: int) -> int:
