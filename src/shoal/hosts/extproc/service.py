@@ -1,11 +1,11 @@
-"""The gRPC side: one stream per HTTP request, and one long stream of access-log records per Envoy.
+"""The gRPC side for gateways that are not ours: one stream per HTTP request, and one of access-log records per Envoy.
 
-Owns the server, its limits and the health service.  Messages are read by `exchange` and `hosts.envoy`.
+Owns the server, its limits and the health service.  What its streams do with a message is `streams`'; our own Envoy is
+served by `lean`.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -15,19 +15,18 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from shoal.hosts.envoy import decode_records
 from shoal.hosts.extproc.exchange import Exchange, Picker
-from shoal.routing import Recorded
-
-log = logging.getLogger("shoal.extproc")
+from shoal.hosts.extproc.streams import (
+    ACCESS_LOG,
+    EXT_PROC,
+    HEALTH_SERVICES,
+    LIVENESS,
+    MESSAGE_OVERHEAD_BYTES,
+    receive,
+    take_records,
+)
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
-ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
-# The services that the endpoint picker protocol asks for.
-HEALTH_SERVICES = ("", "liveness", "readiness", EXT_PROC)
-# A buffered body comes in one message, with its protobuf frame around it.
-MESSAGE_OVERHEAD_BYTES = 1 << 20
 
 
 def serve(
@@ -68,7 +67,7 @@ async def set_serving(health_service: HealthServicer, is_serving: bool) -> None:
     """Tell the health service's watchers; liveness stays SERVING for as long as the process answers."""
     serving, stopped = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     for name in HEALTH_SERVICES:
-        await health_service.set(name, serving if is_serving or name == "liveness" else stopped)
+        await health_service.set(name, serving if is_serving or name == LIVENESS else stopped)
 
 
 def _ext_proc_handler(picker: Picker) -> Any:
@@ -80,7 +79,7 @@ def _ext_proc_handler(picker: Picker) -> Any:
                 message = await read()
                 if message is END:
                     return
-                for reply in _receive(exchange, message, picker):
+                for reply in receive(exchange, message, picker):
                     await write(reply)
         finally:
             exchange.end()
@@ -93,17 +92,6 @@ def _ext_proc_handler(picker: Picker) -> Any:
             )
         },
     )
-
-
-def _receive(exchange: Exchange, message: Any, picker: Picker) -> list[bytes]:
-    try:
-        return exchange.receive(message)
-    except Exception:
-        # A bug in a decision or a plugin costs this request its placement, not its answer: ending the stream lets
-        # Envoy apply the failure mode that the operator chose.
-        picker.failed_open += 1
-        log.exception("a request could not be placed; Envoy applies its failure mode")
-        raise
 
 
 async def _until(messages: AsyncIterator[Any], event: asyncio.Event) -> AsyncIterator[Any]:
@@ -123,15 +111,9 @@ async def _until(messages: AsyncIterator[Any], event: asyncio.Event) -> AsyncIte
 
 
 def _access_log_handler(picker: Picker) -> Any:
-    feed: Callable[[Any], Any] = picker.driver.feed
-
     async def stream_access_logs(messages: AsyncIterator[Any], _: Any) -> Any:
         async for message in _until(messages, picker.draining):
-            for record in decode_records(message):
-                if record.request_id:
-                    feed(Recorded(record.request_id, record.outcome))
-                elif not record.picker:
-                    picker.driver.fold.unrouted(record.outcome)
+            take_records(picker, message)
             await asyncio.sleep(0)
         return als_pb2.StreamAccessLogsResponse()
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from shoal.hosts.driver import Driver
 from shoal.hosts.extproc.admin import WorkerAdmin
 from shoal.hosts.extproc.exchange import Picker
-from shoal.hosts.extproc.service import serve, set_serving
+from shoal.hosts.extproc.lean import LeanServer
 from shoal.hosts.journal import JournalWriter
 from shoal.hosts.keys import KeyRing
 from shoal.hosts.tracing import Tracer
@@ -92,17 +92,15 @@ class Worker:
             loop.add_signal_handler(number, self._stopped.set)
         for path in (options.socket, options.admin):
             Path(path).unlink(missing_ok=True)
-        server, health = serve(
-            self.picker, [f"unix:{options.socket}"], max_body_bytes=self._config.pool.limits.max_body_bytes
-        )
+        server = LeanServer(self.picker, options.socket)
         admin = web.AppRunner(WorkerAdmin(self.picker, self._drain, self._on_event).app(), access_log=None)
         await admin.setup()
         await web.UnixSite(admin, options.admin).start()
         os.chmod(options.admin, 0o600)
         await server.start()
         os.chmod(options.socket, 0o600)
-        await set_serving(health, True)
-        self._health, self._server = health, server
+        server.set_serving(True)
+        self._server = server
         watches = [asyncio.create_task(self._watch_parent(os.getppid()))]
         if self._keys is not None:
             watches.append(asyncio.create_task(self._keys.watch()))
@@ -111,7 +109,7 @@ class Worker:
         finally:
             for watch in watches:
                 watch.cancel()
-            await set_serving(health, False)
+            server.set_serving(False)
             await server.stop(grace=1.0)
             await admin.cleanup()
             self.driver.close()

@@ -1,0 +1,43 @@
+"""What a stream of either server does with a message, and the names that Envoy calls them by.
+
+Shared by `service` (grpc.aio, for gateways that are not ours) and `lean` (for our own Envoy).
+"""
+
+import logging
+from typing import Any
+
+from shoal.hosts.envoy import decode_records
+from shoal.hosts.extproc.exchange import Exchange, Picker
+from shoal.routing import Recorded
+
+log = logging.getLogger("shoal.extproc")
+
+EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
+# The services that the endpoint picker protocol asks for; liveness is SERVING for as long as the process answers.
+LIVENESS = "liveness"
+HEALTH_SERVICES = ("", LIVENESS, "readiness", EXT_PROC)
+# A buffered body comes in one message, with its protobuf frame around it.
+MESSAGE_OVERHEAD_BYTES = 1 << 20
+
+
+def receive(exchange: Exchange, message: Any, picker: Picker) -> list[bytes]:
+    """Give one ProcessingRequest to its exchange; what it raises must end the stream."""
+    try:
+        return exchange.receive(message)
+    except Exception:
+        # A bug in a decision or a plugin costs this request its placement, not its answer: ending the stream lets
+        # Envoy apply the failure mode that the operator chose.
+        picker.failed_open += 1
+        log.exception("a request could not be placed; Envoy applies its failure mode")
+        raise
+
+
+def take_records(picker: Picker, message: Any) -> None:
+    """Feed the records of one StreamAccessLogsMessage to the router."""
+    driver = picker.driver
+    for record in decode_records(message):
+        if record.request_id:
+            driver.feed(Recorded(record.request_id, record.outcome))
+        elif not record.picker:
+            driver.fold.unrouted(record.outcome)
