@@ -14,7 +14,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.bars.decide import arrivals, decision_times_s, router_of
+from bench.bars.decide import arrivals, decision_times, router_of
 from bench.envoy_alone import envoy_alone
 from bench.ground import MODEL, backends, pool_of
 from bench.processes import total_cpu_s
@@ -103,7 +103,7 @@ def decisions(scale: float) -> dict[str, dict[str, float]]:
     """Decision time of the default profile by fleet size, in microseconds."""
     made = {}
     for endpoints in (4, 100, 1_000):
-        times = decision_times_s(router_of(endpoints), max(300, int(3_000 * scale))) * 1e6
+        times = decision_times(router_of(endpoints), max(300, int(3_000 * scale))).handled * 1e6
         made[str(endpoints)] = {"p50_us": float(np.median(times)), "p99_us": float(np.quantile(times, 0.99))}
     return made
 
