@@ -139,6 +139,12 @@ def test_a_certificate_is_read_again_when_its_file_changes(guarded: ScenarioPool
     assert guarded.post(body("x"), {"authorization": f"Bearer {key}"}).status_code == 200
 
 
+def test_http2_is_offered_on_the_tls_listener(guarded: ScenarioPool, key: str) -> None:
+    with httpx.Client(http2=True, verify=False, timeout=30.0) as client:
+        answer = client.get(f"{guarded.url}/v1/models", headers={"authorization": f"Bearer {key}"})
+    assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
+
+
 def test_nobody_gets_in_without_a_key_while_the_picker_is_dead(guarded: ScenarioPool) -> None:
     (victim,) = guarded.worker_pids()
     os.kill(victim, 9)

@@ -65,6 +65,25 @@ def test_answers_are_the_engines_byte_for_byte_through_one_pool_and_through_two_
     assert (b"data: " in direct) is is_streaming
 
 
+@pytest.mark.parametrize(
+    ("path", "wrong", "status"),
+    [
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 10**7}, 400),
+        ("/v1/completions", {**TEXT, "n": "many"}, 400),
+        ("/v1/messages", {"model": "tiny", "messages": []}, 400),
+        ("/v1/no/such/path", {"model": "tiny"}, 404),
+    ],
+)
+def test_errors_are_the_engines_byte_for_byte_through_two_pools(
+    path: str, wrong: dict[str, object], status: int, engine: EngineProcess, outer: ScenarioPool
+) -> None:
+    direct = httpx.post(engine.url + path, json=wrong, timeout=30.0)
+    passed = httpx.post(outer.url + path, json=wrong, timeout=30.0)
+    assert direct.status_code == status
+    assert (passed.status_code, passed.content) == (direct.status_code, direct.content)
+    assert passed.headers["content-type"] == direct.headers["content-type"]
+
+
 def test_the_openai_client_gets_every_api_whole_and_streamed(inner: ScenarioPool) -> None:
     client = inner.openai
     chat = client.chat.completions.create(
