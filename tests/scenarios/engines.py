@@ -1,13 +1,10 @@
 """`shoal engine` as child processes that a scenario may kill, restart and question."""
 
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,16 +56,6 @@ class EngineProcess:
             self.start()
             self.listening()
         self.fault(fail_rate=0.0, fail_status=500, cut_after=None, stall_after=None, is_healthy=True)
-
-    def suspend(self) -> None:
-        """Stop it without ending it."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
 
     @property
     def address(self) -> str:
@@ -130,11 +117,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def steadily(condition: Callable[[], bool], for_s: float = 1.0) -> None:
-    """Assert that a condition stays true for a while."""
-    end = time.monotonic() + for_s
-    while time.monotonic() < end:
-        assert condition()
-        time.sleep(0.05)
