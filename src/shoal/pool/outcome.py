@@ -35,6 +35,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     status: HTTP status the client got, 0 when no head was sent.  served_address: `ip:port` that really served.
     attempts: upstream tries.  ttft_s: request start to first body byte from the engine, None when none came.
+    engine_ttft_s: the same without the client's upload, None too when the answer began before the upload ended.
     duration_s: request start to the last byte.  prompt_tokens, cached_tokens, completion_tokens: from the
     engine's usage, None when it did not say.  is_cut: the answer broke after it had begun.
     is_client_gone: the client left first.  is_upstream_failure: connect error, reset or 5xx of the engine.
@@ -44,6 +45,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     served_address: str = ""
     attempts: int = 1
     ttft_s: float | None = None
+    engine_ttft_s: float | None = None
     duration_s: float = 0.0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None

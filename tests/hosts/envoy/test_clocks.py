@@ -51,6 +51,19 @@ async def test_a_body_that_does_not_come_in_time_is_408(live: Rig) -> None:
     assert (answer.status, answer.error["code"]) == (408, "request_timeout")
 
 
+async def test_a_slow_upload_is_no_time_of_the_engine(live: Rig) -> None:
+    reader, writer = await live.raw(b"POST /slow-upload HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+    await asyncio.sleep(0.5)
+    writer.write(b"cd")
+    async with asyncio.timeout(10):
+        assert b" 200 " in await reader.readline()
+    outcome = (await live.record("/slow-upload")).outcome
+    writer.close()
+    assert outcome.ttft_s is not None
+    assert outcome.engine_ttft_s is not None
+    assert outcome.ttft_s - outcome.engine_ttft_s >= 0.45
+
+
 async def test_a_websocket_outlives_the_upload_time(live: Rig) -> None:
     url = live.url.replace("http", "ws") + "/v1/realtime"
     async with live.client.ws_connect(url, headers={"x-test-pick": live.engines[0].address}) as socket:

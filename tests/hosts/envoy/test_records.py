@@ -23,8 +23,8 @@ def entry(
     address: str = "10.0.0.1",
     path: str = "/v1/chat/completions",
     size: int = 1000,
-    kind: str = "text/event-stream",
     ttft: str = "5000",
+    engine_ttft: str = "4000",
     usage: dict[str, object] | None = None,
     shoal: dict[str, object] | None = None,
 ) -> accesslog_pb2.HTTPAccessLogEntry:
@@ -32,7 +32,6 @@ def entry(
     made.response.response_code.value = status
     made.response.response_code_details = details
     made.response.response_body_bytes = size
-    made.response.response_headers["content-type"] = kind
     made.request.path = path
     common = made.common_properties
     if address:
@@ -41,6 +40,7 @@ def entry(
     for flag in flags:
         setattr(common.response_flags, flag, True)
     common.custom_tags["ttft_us"] = ttft
+    common.custom_tags["engine_ttft_us"] = engine_ttft
     common.duration.FromNanoseconds(1_500_000_000)
     common.upstream_request_attempt_count = 2
     for name, fields in (("shoal", shoal or {"id": "r1", "picker": "0"}), ("shoal.usage", usage)):
@@ -66,6 +66,7 @@ def test_a_record_carries_what_was_measured() -> None:
             served_address="10.0.0.1:8000",
             attempts=2,
             ttft_s=0.005,
+            engine_ttft_s=0.004,
             duration_s=1.5,
             prompt_tokens=100,
             cached_tokens=64,
@@ -138,19 +139,15 @@ def test_usage_of_every_api_becomes_the_same_three_figures(
     assert (got.prompt_tokens, got.cached_tokens, got.completion_tokens) == tokens
 
 
-def test_text_without_usage_is_estimated_and_other_answers_are_not() -> None:
+def test_tokens_that_the_engine_did_not_report_are_left_to_the_router() -> None:
     stream = outcome(size=2200)
-    assert (stream.completion_tokens, stream.is_estimated) == (11, True)
-    assert outcome(kind="application/json", size=400).completion_tokens == 100
-    assert outcome(kind="application/json", size=400, path="/v1/embeddings").completion_tokens is None
-    assert outcome(status=500).completion_tokens is None
-    # Tokens of a stream that broke or whose client left were spent.
-    assert outcome(flags=("downstream_connection_termination",), size=2200).is_estimated
+    assert (stream.completion_tokens, stream.is_estimated, stream.response_bytes) == (None, False, 2200)
 
 
 @pytest.mark.parametrize("ttft", ["", "-", "-5", "1e9", "9" * 40, "٣", "nan"])
 def test_an_odd_ttft_is_no_ttft(ttft: str) -> None:
-    assert outcome(ttft=ttft).ttft_s is None
+    got = outcome(ttft=ttft, engine_ttft=ttft)
+    assert (got.ttft_s, got.engine_ttft_s) == (None, None)
 
 
 scalars = st.one_of(

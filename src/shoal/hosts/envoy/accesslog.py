@@ -8,10 +8,11 @@ from shoal.hosts.envoy.settings import EnvoySettings, Picker
 from shoal.hosts.envoy.typed import Document, extension, seconds
 
 TTFT_TAG = "ttft_us"
+ENGINE_TTFT_TAG = "engine_ttft_us"
+_DURATIONS = {TTFT_TAG: "DS_RX_BEG:US_RX_BODY_BEG", ENGINE_TTFT_TAG: "DS_RX_END:US_RX_BODY_BEG"}
 # Envoy drops records when this much waits for a stream that is behind; its default of 16 KiB loses some in every burst.
 # A record is about 1 KiB, and a message must stay under gRPC's 4 MiB.
 _BUFFER_BYTES = 2 * 1024 * 1024
-LOGGED_RESPONSE_HEADERS = ("content-type",)
 
 
 def picker_cluster(picker: Picker) -> str:
@@ -35,9 +36,8 @@ def _logger(settings: EnvoySettings, picker: Picker, *, is_first: bool) -> Docum
             "grpc_service": {"envoy_grpc": {"cluster_name": picker_cluster(picker)}},
             "buffer_size_bytes": _BUFFER_BYTES,
             "buffer_flush_interval": seconds(settings.clocks.records_flush_s),
-            "custom_tags": [{"tag": TTFT_TAG, "value": "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"}],
+            "custom_tags": [{"tag": tag, "value": f"%COMMON_DURATION({span}:us)%"} for tag, span in _DURATIONS.items()],
         },
-        additional_response_headers_to_log=list(LOGGED_RESPONSE_HEADERS),
     )
     logger["filter"] = {"metadata_filter": {"matcher": own, "match_if_key_not_found": is_first}}
     return logger

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from shoal.hosts.envoy.accesslog import TTFT_TAG
+from shoal.hosts.envoy.accesslog import ENGINE_TTFT_TAG, TTFT_TAG
 from shoal.hosts.envoy.filters import METADATA
-from shoal.hosts.envoy.usage import GENERATION_PATHS, NAMESPACE
+from shoal.hosts.envoy.usage import NAMESPACE
 from shoal.pool import Outcome
 
 # More tokens than any request can have: a figure above is a mistake or an attack.
@@ -52,10 +52,6 @@ _CUT = "upstream_reset_after_response_started"
 # A tunnel (WebSocket) has no end but a closed connection.
 _SWITCHED = 101
 _BROKEN = {"UR", "UF", "UC", "UPE", "UT"}
-# Bytes of one token in an event stream or in a plain answer, for engines that do not report usage: one event of
-# vLLM's chat stream is about 220 bytes around one token; text is about 4 bytes a token.
-_STREAM_BYTES_PER_TOKEN = 220
-_TEXT_BYTES_PER_TOKEN = 4
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,21 +88,16 @@ def decode_record(entry: Any) -> Record:
     is_cut = details.startswith(_CUT) and status < 500 and status != _SWITCHED and not is_gone
     usage = _usage(metadata[NAMESPACE].fields) if NAMESPACE in metadata else (None, None, None)
     prompt, cached, completion = usage
-    is_estimated = False
-    path = request.path.partition("?")[0]
-    if completion is None and served and 0 < status < 400:
-        completion = _estimate(response, path)
-        is_estimated = completion is not None
     outcome = Outcome(
         status=status,
         served_address=served,
         attempts=min(common.upstream_request_attempt_count, 1000),
-        ttft_s=_ttft(common),
+        ttft_s=_span(common, TTFT_TAG),
+        engine_ttft_s=_span(common, ENGINE_TTFT_TAG),
         duration_s=_seconds(common.duration),
         prompt_tokens=prompt,
         cached_tokens=cached,
         completion_tokens=completion,
-        is_estimated=is_estimated,
         response_bytes=response.response_body_bytes,
         is_cut=is_cut,
         is_client_gone=is_gone,
@@ -117,7 +108,7 @@ def decode_record(entry: Any) -> Record:
         picker=own["picker"].string_value if "picker" in own else "",
         request_id=own["id"].string_value if "id" in own else "",
         outcome=outcome,
-        path=path,
+        path=request.path.partition("?")[0],
         is_refused="refused" in own,
     )
 
@@ -136,8 +127,8 @@ def _address(common: Any) -> str:
     return f"{host}:{address.port_value}" if host else ""
 
 
-def _ttft(common: Any) -> float | None:
-    text = common.custom_tags.get(TTFT_TAG, "")
+def _span(common: Any, tag: str) -> float | None:
+    text = common.custom_tags.get(tag, "")
     return int(text) / 1e6 if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
@@ -174,11 +165,3 @@ def _is_failure(served: str, flags: list[str], status: int, answered: bool) -> b
         return False
     # Silence until the idle timer fires is a stalled engine when no head came (then the status is 504).
     return not _BROKEN.isdisjoint(flags) or (answered and status >= 500) or ("SI" in flags and status == 504)
-
-
-def _estimate(response: Any, path: str) -> int | None:
-    """Guess completion tokens from the bytes that came, None when the answer is not generated text."""
-    size = int(response.response_body_bytes)
-    if response.response_headers.get("content-type", "").startswith("text/event-stream"):
-        return size // _STREAM_BYTES_PER_TOKEN + (1 if size else 0)
-    return size // _TEXT_BYTES_PER_TOKEN if path in GENERATION_PATHS else None
