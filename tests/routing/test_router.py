@@ -3,9 +3,9 @@ from collections import Counter
 import pytest
 
 from shoal.kernel import ClockWentBack
-from shoal.pool import EndpointState, RefusalReason
-from shoal.routing import Account, Arrived, Configured, Ticked
-from shoal.routing.events import EndpointChanged, EndpointLeft
+from shoal.pool import Endpoint, EndpointState, Outcome, RefusalReason, ServedModel
+from shoal.routing import Account, Arrived, Configured, Recorded, Ticked
+from shoal.routing.events import EndpointChanged, EndpointJoined, EndpointLeft, ModelsSeen
 from shoal.routing.router import RECORD_TIMEOUT_S
 from tests.routing.script import Pool
 
@@ -255,3 +255,42 @@ def test_arrived_without_blocks_is_still_load_tracked() -> None:
     assert isinstance(sent.command, object)
     assert pool.router.status().endpoints[0].inflight_requests == 1
     assert Arrived is not None
+
+
+def test_a_prompt_that_the_engine_refused_earns_it_no_credit() -> None:
+    pool = Pool(1)
+    pool.send("long", 64_000).finish(status=400, prompt_tokens=None)
+    pool.send("long", 64_000)
+    explained = pool.router.explanations.find("r2")
+    assert explained is not None
+    assert explained["candidates"][0]["matched_tokens"] == 0
+
+
+def test_a_gateway_that_tells_no_first_byte_still_teaches_where_a_prompt_is() -> None:
+    pool = Pool(2)
+    first = pool.send("agent", 6400)
+    first.finish(ttft_s=None)
+    assert pool.send("agent", 6400).target == first.target
+    explained = pool.router.explanations.find("r2")
+    assert explained is not None
+    assert max(candidate["matched_tokens"] for candidate in explained["candidates"]) > 6000
+
+
+def test_a_prompt_goes_to_an_engine_whose_context_holds_it() -> None:
+    pool = Pool(0)
+    for name, length in (("small", 4_096), ("large", 131_072)):
+        pool.feed(EndpointJoined(Endpoint(id=name, address=f"{name}:1")))
+        pool.feed(ModelsSeen(name, (ServedModel(id="m", max_model_len=length),)))
+        pool.feed(EndpointChanged(name, EndpointState.READY))
+    long = [pool.send(f"long {number}", 20_000) for number in range(6)]
+    assert {sent.target for sent in long} == {"large:1"}
+    for sent in long:
+        sent.finish()
+    assert {pool.send(f"short {number}", 640).target for number in range(20)} == {"large:1", "small:1"}
+    assert pool.send("longer than any", 400_000).target
+
+
+def test_records_of_unknown_requests_are_counted_and_dropped() -> None:
+    pool = Pool(1)
+    assert pool.feed(Recorded("never seen", Outcome(status=200))) == []
+    assert pool.router.status().orphan_records == 1

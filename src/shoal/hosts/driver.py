@@ -44,6 +44,17 @@ class Driver:
         """Give the router one event now and return its commands."""
         now = self._clock()
         commands = self.router.handle(event, now)
+        try:
+            self._note(event, commands, now)
+        except Exception:
+            # The books are written: what goes wrong in noting it down must not cost the request its answer.
+            log.exception("a step could not be noted")
+        if self._timer is None:
+            self._arm(now)
+        return commands
+
+    def _note(self, event: Event, commands: list[Command], now: float) -> None:
+        """Count, record and account for one step."""
         if type(event) is Arrived:
             self.fold.decision.observe(self._clock() - now)
         self.fold.observe(event, commands)
@@ -53,9 +64,6 @@ class Driver:
             for command in commands:
                 if type(command) is Account:
                     self._on_account(command)
-        if self._timer is None:
-            self._arm(now)
-        return commands
 
     def _arm(self, now: float) -> None:
         deadline = self.router.deadline()

@@ -63,6 +63,10 @@ class Counter(_Labelled):
             key = (OTHER,) * len(key)
         values[key] = values.get(key, 0.0) + amount
 
+    def stand_at(self, value: float, key: tuple[str, ...] = ()) -> None:
+        """Take over a count that is kept elsewhere."""
+        self._values[key] = value
+
     def family(self) -> Family:
         """The plain form now."""
         items = self._values or ({(): 0.0} if not self.labels else {})

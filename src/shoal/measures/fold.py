@@ -19,6 +19,7 @@ BYTES = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 419
 TOKENS = (1.0, 8.0, 32.0, 128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 1048576.0)
 RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 REQUEST = ("model_name", "target_model_name", "fairness_id", "priority")
+UNKNOWN_MODEL = "unknown"
 # Every request has the default priority until objectives are resolved.
 DEFAULT_PRIORITY = "0"
 
@@ -65,6 +66,7 @@ class Fold:
         self.passed_unrouted = counter(
             "shoal_request_unrouted", "Requests that no picker saw (fail-open).", ("status",)
         )
+        self.unplaced = counter("shoal_request_unplaced", "Requests left to the failure mode by a fault of the picker.")
         self.cut = counter("shoal_response_cut", "Answers that broke after they had begun.")
         self.client_gone = counter("shoal_client_gone", "Requests whose client left first.")
         self._pool_gauges()
@@ -87,22 +89,28 @@ class Fold:
         self.index_bytes = gauge("shoal_index_bytes", "Bytes of the prefix index in use.")
         self.index_budget = gauge("shoal_index_budget_bytes", "Byte budget of the prefix index.")
         self.endpoint_state = gauge("shoal_endpoint_up", "1 while offered.", ("endpoint_name", "state"), "max")
-        self.endpoint_requests = gauge("shoal_endpoint_requests", "Requests sent, by endpoint.", ("endpoint_name",))
-        self.endpoint_failures = gauge("shoal_endpoint_failures", "Failures, by endpoint.", ("endpoint_name",))
+        self.endpoint_requests = Counter("shoal_endpoint_requests", "Requests sent, by endpoint.", ("endpoint_name",))
+        self.endpoint_failures = Counter("shoal_endpoint_failures", "Failures, by endpoint.", ("endpoint_name",))
+        self.orphans = Counter("shoal_record_orphans", "Records of requests that this picker does not know.")
 
     def observe(self, event: Event, commands: Sequence[Command]) -> None:
         """Count one step of the router."""
+        key = ("", "", "", DEFAULT_PRIORITY)
         if isinstance(event, Arrived):
             request = event.request
-            key = (request.model, request.model, request.tenant_id, DEFAULT_PRIORITY)
+            is_unknown = any(
+                isinstance(c, Refuse) and c.refusal.reason is RefusalReason.MODEL_NOT_FOUND for c in commands
+            )
+            # Names that clients invent are one label, or they would use up the label sets of the real ones.
+            model = UNKNOWN_MODEL if is_unknown else request.model
+            key = (model, model, request.tenant_id, DEFAULT_PRIORITY)
             self.requests.add(key)
             self.request_bytes.observe(request.body_bytes, key)
         for command in commands:
             if isinstance(command, Account):
                 self._account(command)
             elif isinstance(command, Refuse):
-                model = event.request.model if isinstance(event, Arrived) else ""
-                self.errors.add((model, model, "", DEFAULT_PRIORITY, str(command.refusal.reason)))
+                self.errors.add((*key, str(command.refusal.reason)))
 
     def refused_at_door(self, reason: RefusalReason) -> None:
         """Count a refusal that the host gave before the router was asked: no key, too large, unreadable."""
@@ -169,6 +177,7 @@ class Fold:
         self.running.set(status.inflight, name)
         self.ready.set(len(offered), name)
         self.open.set(status.unclosed)
+        self.orphans.stand_at(status.orphan_records)
         self.index_entries.set(status.index_entries, ("approx-prefix-cache-producer",))
         self.index_bytes.set(status.index_bytes)
         self.index_budget.set(status.index_budget_bytes)
@@ -180,8 +189,7 @@ class Fold:
             seen = [value for value in values if value is not None]
             gauge.set(sum(seen) / len(seen) if seen else float("nan"), name)
         for gauge in (
-            self.queue, self.inflight, self.inflight_tokens, self.endpoint_state, self.endpoint_requests,
-            self.endpoint_failures,
+            self.queue, self.inflight, self.inflight_tokens, self.endpoint_state,
         ):  # fmt: skip
             gauge.clear()
         for endpoint in status.endpoints:
@@ -190,5 +198,5 @@ class Fold:
             self.inflight.set(endpoint.inflight_requests, (endpoint.id,))
             self.inflight_tokens.set(endpoint.inflight_uncached_tokens, (endpoint.id,))
             self.endpoint_state.set(float(endpoint in offered), (endpoint.id, str(endpoint.state)))
-            self.endpoint_requests.set(endpoint.requests_total, (endpoint.id,))
-            self.endpoint_failures.set(endpoint.failures_total, (endpoint.id,))
+            self.endpoint_requests.stand_at(endpoint.requests_total, (endpoint.id,))
+            self.endpoint_failures.stand_at(endpoint.failures_total, (endpoint.id,))

@@ -18,12 +18,13 @@ Rows = npt.NDArray[np.intp]
 class Candidates:
     """Rows of the fleet that a request may go to."""
 
-    __slots__ = ("_by_model", "_ejected", "_fleet", "_generation", "_models")
+    __slots__ = ("_by_model", "_contexts", "_ejected", "_fleet", "_generation", "_models")
 
     def __init__(self, fleet: Fleet, models: ModelTable) -> None:
         self._fleet = fleet
         self._models = models
         self._by_model: dict[str, Rows] = {}
+        self._contexts: dict[str, npt.NDArray[np.float64]] = {}
         self._generation = -1
         self._ejected: dict[str, Member] = {}
 
@@ -34,7 +35,7 @@ class Candidates:
     def rows(self, model: str, request: Request, now: float) -> Rows:
         """Ascending rows that may serve `model` for this request, empty when none may."""
         if self._generation != self._fleet.generation:
-            self._by_model = {}
+            self._by_model, self._contexts = {}, {}
             self._generation = self._fleet.generation
         rows = self._by_model.get(model)
         if rows is None:
@@ -43,9 +44,25 @@ class Candidates:
             rows = np.array(ready, np.intp)
             if len(rows):
                 self._by_model[model] = rows
+                self._note_contexts(model, rows)
+        if model in self._contexts:
+            rows = self._long_enough(model, rows, request)
         if request.subset is not None:
             rows = self._within(rows, request.subset)
         return self._healthy(rows, now) if self._ejected and len(rows) else rows
+
+    def _note_contexts(self, model: str, rows: Rows) -> None:
+        """Keep the context limits of a model's endpoints where they differ."""
+        endpoints = self._fleet.endpoints
+        lengths = [self._models.max_model_len(model, endpoints[row].id) or np.inf for row in rows]
+        if len(set(lengths)) > 1:
+            self._contexts[model] = np.array(lengths, np.float64)
+
+    def _long_enough(self, model: str, rows: Rows, request: Request) -> Rows:
+        """Those whose context holds the prompt and its answer, all when none does: tokens are estimated."""
+        wanted = request.prompt_tokens + (request.max_output_tokens or 0)
+        fitting = rows[self._contexts[model] >= wanted]
+        return fitting if len(fitting) else rows
 
     def _within(self, rows: Rows, subset: tuple[str, ...]) -> Rows:
         """Only the hosts that the gateway names; as in llm-d the port does not count."""

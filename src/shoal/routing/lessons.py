@@ -3,7 +3,7 @@
 Owns the moment of learning; the figures it changes live in `candidates` (health), `pace`, `fleet` and the prefix index.
 """
 
-from shoal.pool import Outcome
+from shoal.pool import Api, Outcome
 from shoal.prefix import EstimatedIndex, read_blocks
 from shoal.routing.books import Books, Flight
 from shoal.routing.candidates import Candidates
@@ -13,6 +13,8 @@ from shoal.routing.pace import pool_s_per_token, pool_tpot_s, request_s
 
 # The pool's medians move slowly; they are taken again after this many records.
 RECORDS_PER_REFIT = 16
+# The APIs whose usage says what was cached, where the engine is told to.
+CACHE_REPORTING = (Api.CHAT, Api.COMPLETIONS)
 # Below this many output tokens the mean time per token says more about the network than about decoding.
 MIN_TPOT_TOKENS = 5
 
@@ -55,7 +57,9 @@ class Lessons:
     ) -> None:
         """Give the prompt's blocks to the endpoint that prefilled them, and to no other."""
         blocks = read_blocks(flight.blocks)
-        is_prefilled = not outcome.is_upstream_failure and outcome.ttft_s is not None
+        # A gateway of somebody else tells no first byte; an answer that ran to its end was prefilled all the same.
+        is_whole = not (outcome.is_cut or outcome.is_client_gone or outcome.is_upstream_failure)
+        is_prefilled = (outcome.ttft_s is not None or is_whole) and 0 < outcome.status < 400
         expected = flight.expectation
         if expected is not None and first is not None and (served is not first or not is_prefilled):
             self._index.forget(first.slot, blocks, expected.blocks)
@@ -71,7 +75,10 @@ class Lessons:
         own_tokens = flight.uncached_tokens
         if outcome.prompt_tokens is not None:
             served.prompt_tokens_total += outcome.prompt_tokens
-            served.reports_cached_tokens = outcome.cached_tokens is not None
+            if outcome.cached_tokens is not None:
+                served.reports_cached_tokens = True
+            elif served.reports_cached_tokens is None and request.api in CACHE_REPORTING:
+                served.reports_cached_tokens = False
         if outcome.cached_tokens is not None and outcome.prompt_tokens:
             served.cached_tokens_total += outcome.cached_tokens
             cached_ratio = min(1.0, outcome.cached_tokens / outcome.prompt_tokens)

@@ -125,7 +125,9 @@ class ModelTable:
 
     def listed(self) -> list[ServedModel]:
         """Every model once, aliases included, sorted by name."""
-        merged = {name: next(iter(holders.values())) for name, holders in self._served.items()}
+        merged = {
+            name: max(holders.values(), key=lambda model: model.max_model_len) for name, holders in self._served.items()
+        }
         for alias in self._aliases:
             target = merged.get(self.canonical(alias))
             if target is not None and alias not in merged:

@@ -50,6 +50,8 @@ from shoal.scheduling import Scheduler
 STALE_SIGNALS_S = 6.0
 # A record comes 5 to 100 ms after the end of its stream; past this it never will.
 RECORD_TIMEOUT_S = 30.0
+# What one step may close, so that no step of a journal is large.
+MAX_EXPIRED_PER_STEP = 500
 # After a start, load that others put on the engines is read from their metrics; own books replace it over this time.
 ADOPTION_S = 20.0
 
@@ -90,6 +92,7 @@ class Router:
         self._started_at: float | None = None
         self._requests_total = 0
         self._errors_total = 0
+        self._orphan_records = 0
         self._mean_uncached_tokens = 0.0
         self._candidates = Candidates(self._fleet, self._models)
         self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index)
@@ -129,6 +132,11 @@ class Router:
             case Ticked():
                 return self._expire(now)
         return []
+
+    def inflight_at(self, endpoint_id: str) -> int:
+        """Requests in flight on an endpoint, 0 for an unknown one."""
+        member = self._fleet.get(endpoint_id)
+        return int(self._fleet.columns["inflight_requests"][member.row]) if member is not None else 0
 
     def deadline(self) -> float | None:
         """When the oldest missing record is given up, None when none is missing."""
@@ -330,6 +338,7 @@ class Router:
     def _recorded(self, request_id: str, outcome: Outcome, now: float) -> list[Command]:
         flight = self._flights.get(request_id)
         if flight is None or flight.outcome is not None:
+            self._orphan_records += flight is None
             return []
         flight.outcome = self._complete(flight.request, outcome)
         self._lessons.learn(flight, flight.outcome, self._config.pool.ejection, now)
@@ -338,7 +347,7 @@ class Router:
     def _complete(self, request: Request, outcome: Outcome) -> Outcome:
         """Estimate the completion tokens that the engine did not report, and mark them so."""
         if outcome.completion_tokens is not None:
-            if not outcome.is_cut:
+            if not outcome.is_cut and not outcome.is_client_gone and not outcome.is_estimated:
                 self._estimator.learn(
                     request.api, request.is_streaming, outcome.response_bytes, outcome.completion_tokens
                 )
@@ -351,7 +360,7 @@ class Router:
     def _expire(self, now: float) -> list[Command]:
         commands: list[Command] = []
         waiting = self._awaiting_record
-        while waiting and waiting[0][0] <= now:
+        while waiting and waiting[0][0] <= now and len(commands) < MAX_EXPIRED_PER_STEP:
             flight = self._flights.get(waiting.popleft()[1])
             if flight is not None:
                 commands += self._close(flight)
@@ -408,6 +417,7 @@ class Router:
             errors_total=self._errors_total,
             inflight=self._books.inflight,
             unclosed=len(self._flights),
+            orphan_records=self._orphan_records,
             index_entries=gauges.rows,
             index_bytes=gauges.used_bytes,
             index_budget_bytes=gauges.budget_bytes,

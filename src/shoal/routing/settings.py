@@ -185,6 +185,11 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
         "while no picker runs: open lets Envoy balance new requests by itself, closed answers 503; with API keys it is "
         "always closed",
     ] = "open"
+    public_paths: Annotated[
+        Literal["serving", "all"],
+        "serving answers paths that are for operators of engines (metrics, sleep, weights, adapters) with 404; all "
+        "passes them to an engine; of our own Envoy only",
+    ] = "serving"
     retries: Annotated[Retries, "after a failure before the response head"] = Retries()
     auth: Annotated[Auth, "who may send requests"] = Auth()
     backends: Annotated[tuple[Backend, ...], "engines, beside those of the command line"] = ()

@@ -35,13 +35,15 @@ class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole router."""
+    """The whole router.  unclosed: flights with an open booking or a missing record.  orphan_records: records of
+    requests that this router does not know, such as those of the worker before it."""
 
     endpoints: list[EndpointStatus]
     requests_total: int
     errors_total: int
     inflight: int
     unclosed: int
+    orphan_records: int
     index_entries: int
     index_bytes: int
     index_budget_bytes: int

@@ -6,9 +6,9 @@ values.  Sockets and protobuf belong to `hosts`, hashing of prompts to `prefix`,
 
 from shoal.wire.decoding import Decoded, decode
 from shoal.wire.engine_metrics import read_signals
-from shoal.wire.errors import LocalAnswer, answer, refusal_of
+from shoal.wire.errors import answer, refusal_of
 from shoal.wire.limits import Limits
-from shoal.wire.models import near_names, parse_models, render_models
+from shoal.wire.models import near_names, parse_models, render_model, render_models
 from shoal.wire.paths import api_of
 from shoal.wire.rewriting import rewrite
 from shoal.wire.sse import SseSplitter
@@ -17,7 +17,6 @@ from shoal.wire.usage import Usage, UsageMeter
 __all__ = [
     "Decoded",
     "Limits",
-    "LocalAnswer",
     "SseSplitter",
     "Usage",
     "UsageMeter",
@@ -28,6 +27,7 @@ __all__ = [
     "parse_models",
     "read_signals",
     "refusal_of",
+    "render_model",
     "render_models",
     "rewrite",
 ]

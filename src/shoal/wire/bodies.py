@@ -297,11 +297,15 @@ def _truth(value: Any) -> bool:
     return value is True or value == 1 or (isinstance(value, str) and value.lower() in ("true", "1", "yes", "on"))
 
 
+# No context is as long; and what goes into a journal must fit its integers.
+_MAX_COUNT = 1 << 31
+
+
 def _count(value: Any) -> int | None:
     is_digits = isinstance(value, str) and value.isdecimal() and len(value) < 12
     if is_digits or (isinstance(value, float) and value.is_integer()):
         value = int(value)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < _MAX_COUNT else None
 
 
 _READERS: dict[Api, Callable[[bytes], BodyFacts]] = {

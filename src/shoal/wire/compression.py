@@ -10,6 +10,8 @@ from shoal.kernel import InvalidInput
 from shoal.wire.limits import BodyTooLarge
 
 _GZIP = 16 + zlib.MAX_WBITS
+# Each member copies what follows it; clients send one, concatenated logs a few.
+MAX_MEMBERS = 16
 
 
 def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes | None:
@@ -36,6 +38,8 @@ def _members(body: bytes, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     left = max_bytes
     while body:
+        if len(parts) == MAX_MEMBERS:
+            raise InvalidInput(f"the gzip body has more than {MAX_MEMBERS} members; send it as one")
         plain, body = _one(body, _GZIP, "gzip", left, limit=max_bytes)
         left -= len(plain)
         parts.append(plain)

@@ -26,6 +26,10 @@ KEPT_HEADERS = (
 """(name under which the value is kept, older name or "")."""
 
 
+MAX_KEPT_CHARS = 4096
+"""What is kept of a further header: these go into plugins' tables and into the journal."""
+
+
 class HeaderFacts(NamedTuple):
     """What the headers say; "" where they say nothing.  kept: goes to `Request.headers`."""
 
@@ -47,7 +51,7 @@ def read_headers(headers: Mapping[str, str], extra: tuple[str, ...] = ()) -> Hea
     for name in extra:
         value = headers.get(name)
         if value:
-            kept[name] = value
+            kept[name] = value[:MAX_KEPT_CHARS]
     return HeaderFacts(
         headers.get("x-request-id", "")[:MAX_ID_CHARS],
         _first(headers, TENANT_HEADERS),

@@ -58,27 +58,33 @@ def parse_models(body: bytes) -> tuple[ServedModel, ...]:
 def render_models(models: Iterable[ServedModel], created: int = 0) -> bytes:
     """Return the merged OpenAI model list, sorted by name.
 
-    An id that several endpoints serve stands once, with the largest context that any of them offers: requests
-    that are too long for the others are routed there.
+    An id that several endpoints serve stands once, with the largest context that any of them offers.
     """
     merged: dict[str, ServedModel] = {}
     for model in models:
         known = merged.get(model.id)
         if known is None or model.max_model_len > known.max_model_len:
             merged[model.id] = model
-    data = [
-        {
-            "id": model.id,
-            "object": "model",
-            "created": created,
-            "owned_by": "shoal",
-            "root": model.root or model.id,
-            "parent": model.parent or None,
-            "max_model_len": model.max_model_len or None,
-        }
-        for _, model in sorted(merged.items())
-    ]
-    return msgspec.json.encode({"object": "list", "data": data})
+    return msgspec.json.encode(
+        {"object": "list", "data": [_listed(model, created) for _, model in sorted(merged.items())]}
+    )
+
+
+def render_model(model: ServedModel, created: int = 0) -> bytes:
+    """Return the body of `/v1/models/{id}`."""
+    return msgspec.json.encode(_listed(model, created))
+
+
+def _listed(model: ServedModel, created: int) -> dict[str, object]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": created,
+        "owned_by": "shoal",
+        "root": model.root or model.id,
+        "parent": model.parent or None,
+        "max_model_len": model.max_model_len or None,
+    }
 
 
 def near_names(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:

@@ -228,3 +228,53 @@ def test_no_prompt_text_is_in_metrics_explanations_or_accounts(door: Door) -> No
     for text in (json.dumps(found), page, msgspec.json.encode(door.accounts).decode()):
         assert CANARY not in text
     assert found is not None
+
+
+def test_one_model_of_the_pool_is_answered_and_an_unknown_one_is_404(door: Door) -> None:
+    status, answer = refused(Exchange(door.picker).receive(head("/v1/models/m", method="GET", is_end=True)))
+    assert (status, answer["id"]) == (200, "m")
+    status, _ = refused(Exchange(door.picker).receive(head("/v1/models/org%2Fnope", method="GET", is_end=True)))
+    assert status == 404
+
+
+def test_large_uploads_cannot_shut_out_small_bodies(door: Door) -> None:
+    door.picker.buffered_bytes = door.picker.settings.limits.max_buffered_bytes
+    (reply,) = Exchange(door.picker).receive(head(content_length="1000"))
+    assert parse(reply).WhichOneof("response") == "request_headers"
+
+
+def test_a_request_belongs_to_its_key_and_not_to_what_a_header_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Driver, "_arm", lambda self, now: None)
+    door = Door(check_key=lambda bearer, key: "team-a")
+    exchange = Exchange(door.picker)
+    exchange.receive(head(authorization="Bearer x", x_llm_d_inference_fairness_id="team-b"))
+    exchange.receive(body(chat()))
+    page = render(door.driver.fold.families(door.driver.router.status()))
+    assert 'fairness_id="team-a"' in page
+    assert "team-b" not in page
+
+
+def test_a_fault_after_the_booking_leaves_nothing_booked(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a plugin's fault")
+
+    monkeypatch.setattr("shoal.scheduling.Scheduler.dispatched", fail)
+    exchange = Exchange(door.picker)
+    exchange.receive(head())
+    with pytest.raises(RuntimeError):
+        exchange.receive(body(chat()))
+    exchange.end()
+    assert door.driver.router.status().inflight == 0
+
+
+def test_a_fault_in_noting_down_costs_no_request_its_answer(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OverflowError("a number that no journal holds")
+
+    monkeypatch.setattr(Fold, "observe", fail)
+    exchange = Exchange(door.picker)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body(chat()))
+    assert parse(reply).WhichOneof("response") == "request_body"
+    exchange.end()
+    assert door.driver.router.status().inflight == 0

@@ -9,6 +9,9 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
+
+import msgspec
 
 from shoal.hosts.driver import Driver
 from shoal.hosts.extproc import replies
@@ -17,7 +20,7 @@ from shoal.pool import Api, Outcome, Refusal, RefusalReason
 from shoal.prefix import BlockHasher
 from shoal.routing import Arrived, Ended, Forward, Recorded, Refuse
 from shoal.routing.config import RouterConfig
-from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_models, rewrite
+from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_model, render_models, rewrite
 
 log = logging.getLogger("shoal.extproc")
 
@@ -28,7 +31,11 @@ UNKNOWN_LENGTH_BYTES = 1 << 20
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
-TRACE_HEADERS = ("traceparent", "tracestate")
+TRACE_HEADERS = ("traceparent",)
+# Bodies up to this size never wait for the budget: large ones cannot shut them out.
+SMALL_BODY_BYTES = 1 << 20
+MODELS_PATH = "/v1/models"
+JSON_TYPE = (("content-type", "application/json"),)
 CLIENT_KEY_HEADERS = ("authorization", "x-api-key")
 
 
@@ -55,7 +62,6 @@ class Picker:
         self.check_key = check_key
         self.draining = asyncio.Event()
         self.buffered_bytes = 0
-        self.failed_open = 0
         self._run = run
         self._minted = 0
         self.configure(config)
@@ -83,6 +89,7 @@ class Exchange:
         "_forward",
         "_headers",
         "_is_duplex",
+        "_key_name",
         "_method",
         "_path",
         "_picker",
@@ -102,6 +109,7 @@ class Exchange:
         self._forward: Forward | None = None
         self._headers: dict[str, str] = {}
         self._is_duplex = False
+        self._key_name = ""
         self._method = self._path = ""
         self._subset: tuple[str, ...] | None = None
         # A gateway that is not ours shows us the response; then we make the record ourselves.
@@ -138,28 +146,41 @@ class Exchange:
         refusal = self._at_the_door()
         if refusal is not None:
             return [refusal]
-        if self._method == "GET" and self._path.partition("?")[0] == "/v1/models":
-            body = render_models(self._picker.driver.router.models())
-            return [
-                replies.immediate(200, (("content-type", "application/json"),), body, "models", self._picker.picker_id)
-            ]
+        path = self._path.partition("?")[0]
+        if self._method == "GET" and (path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")):
+            return [self._models(unquote(path[len(MODELS_PATH) + 1 :]))]
         if message.request_headers.end_of_stream or mode == BODY_MODE_NONE or "upgrade" in headers:
             return self._decide(is_body_phase=False)
         return [] if self._is_duplex else [replies.CONTINUE_HEADERS]
+
+    def _models(self, name: str) -> bytes:
+        """Answer for the whole pool: its models, or the one of that name."""
+        models = self._picker.driver.router.models()
+        if not name:
+            body = render_models(models)
+        else:
+            found = [model for model in models if model.id == name]
+            if not found:
+                return self._refused(RefusalReason.MODEL_NOT_FOUND, f"The model `{name[:200]}` does not exist.")
+            body = render_model(found[0])
+        return replies.immediate(200, JSON_TYPE, body, "models", self._picker.picker_id)
 
     def _at_the_door(self) -> bytes | None:
         """Refuse on the head alone what needs no body: no key, too long, too much buffered already."""
         picker, limits = self._picker, self._picker.settings.limits
         get = self._headers.get
-        if picker.check_key is not None and picker.check_key(get("authorization"), get("x-api-key")) is None:
-            return self._refused(
-                RefusalReason.UNAUTHORIZED, "Missing or unknown API key: send `Authorization: Bearer KEY`."
-            )
+        if picker.check_key is not None:
+            name = picker.check_key(get("authorization"), get("x-api-key"))
+            if name is None:
+                return self._refused(
+                    RefusalReason.UNAUTHORIZED, "Missing or unknown API key: send `Authorization: Bearer KEY`."
+                )
+            self._key_name = name
         declared = self._headers.get("content-length", "")
         length = int(declared) if declared.isdecimal() and len(declared) < 16 else UNKNOWN_LENGTH_BYTES
         if length > limits.max_body_bytes:
             return self._too_large()
-        if length and length + picker.buffered_bytes > limits.max_buffered_bytes:
+        if length > SMALL_BODY_BYTES and length + picker.buffered_bytes > limits.max_buffered_bytes:
             return self._refused(
                 RefusalReason.SATURATED, "Too many request bodies are being received; try again.", retry_after_s=1.0
             )
@@ -189,7 +210,7 @@ class Exchange:
                     self._status = int(status) if status.isdecimal() else 0
             if message.HasField("metadata_context"):
                 self._served = _metadata_text(message.metadata_context, replies.LB_NAMESPACE, SERVED_KEY)
-            return [replies.CONTINUE_RESPONSE_HEADERS]
+            return [self._response_headers()]
         if phase == "response_body":
             if self._first_byte_at is None:
                 self._first_byte_at = time.monotonic()
@@ -199,6 +220,11 @@ class Exchange:
                 return [replies.CONTINUE_RESPONSE_BODY]
             return replies.streamed_body(body.body, is_response=True, is_end=body.end_of_stream)
         return [replies.CONTINUE_RESPONSE_TRAILERS]
+
+    def _response_headers(self) -> bytes:
+        """Let the head of an answer pass, with the headers that plugins add; our own Envoy adds them by itself."""
+        added = self._forward.response_headers if self._forward is not None else ()
+        return replies.answer_headers(added) if added else replies.CONTINUE_RESPONSE_HEADERS
 
     # ------------------------------------------------------------------ the decision
 
@@ -220,11 +246,20 @@ class Exchange:
         self._started_at = time.monotonic()
         decoded = decode(self.request_id, self._method, self._path, self._headers, body, picker.limits, self._subset)
         request = decoded.request
+        if self._key_name:
+            # Who a request belongs to is the key's word where there are keys, not a header's.
+            request = msgspec.structs.replace(request, tenant_id=self._key_name)
         blocks = b""
         if decoded.prompts:
             model = picker.driver.router.canonical(request.model)
             blocks = picker.hasher.hash_prompt(decoded.prompts, (model, decoded.salt.hex())).tobytes()
-        for command in picker.driver.feed(Arrived(request, blocks)):
+        try:
+            commands = picker.driver.feed(Arrived(request, blocks))
+        except Exception:
+            # A plugin may fail after the work was booked.
+            picker.driver.feed(Ended(self.request_id))
+            raise
+        for command in commands:
             if isinstance(command, Refuse) and command.request_id == self.request_id:
                 return [self._answered(command.refusal, command.api)]
             if isinstance(command, Forward) and command.request_id == self.request_id:

@@ -100,6 +100,17 @@ def streamed_body(body: bytes, *, is_response: bool = False, is_end: bool = True
     return messages
 
 
+def answer_headers(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Return the reply that lets an answer's head pass with further headers."""
+    reply = pb.ProcessingResponse()
+    for key, value in headers:
+        option = reply.response_headers.response.header_mutation.set_headers.add()
+        option.append_action = _OVERWRITE
+        option.header.key = key
+        option.header.raw_value = value.encode()
+    return bytes(reply.SerializeToString())
+
+
 def immediate(status: int, headers: Iterable[tuple[str, str]], body: bytes, details: str, picker_id: str) -> bytes:
     """Return the reply that answers the client at once; the metadata keeps Envoy from rewriting the body."""
     reply = pb.ProcessingResponse()

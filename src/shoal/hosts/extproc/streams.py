@@ -28,7 +28,7 @@ def receive(exchange: Exchange, message: Any, picker: Picker) -> list[bytes]:
     except Exception:
         # A bug in a decision or a plugin costs this request its placement, not its answer: ending the stream lets
         # Envoy apply the failure mode that the operator chose.
-        picker.failed_open += 1
+        picker.driver.fold.unplaced.add()
         log.exception("a request could not be placed; Envoy applies its failure mode")
         raise
 
