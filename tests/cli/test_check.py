@@ -59,3 +59,10 @@ def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]
 
 def test_the_settings_on_the_configuration_page_are_current() -> None:
     assert settings_page() in (ROOT / "docs/config.md").read_text()
+
+
+def test_a_file_that_no_worker_could_start_with_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(f"apiVersion: shoal.dev/v1alpha1\nkind: Pool\nauth: {{keys_file: {tmp_path}/keys}}\n")
+    assert main(["check", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"shoal: {tmp_path}/keys: auth.keys_file: ")

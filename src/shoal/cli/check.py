@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from shoal.hosts.supervisor.preflight import preflight
 from shoal.kernel import ConfigError
 from shoal.routing.config import effective, load
 
@@ -40,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         text, source = _text(arguments.file)
         config = load(text, source)
+        preflight(config.pool)
     except ConfigError as error:
         if arguments.json:
             place = {"source": error.source, "line": error.line, "path": error.path, "message": error.message}

@@ -133,7 +133,7 @@ def test_an_upgrade_replaces_each_worker_without_a_moment_in_which_nobody_answer
         while not upgrade.done():
             seen.add(scene.answering_pid("0"))
             await asyncio.sleep(0.005)
-        assert await upgrade == "2 worker(s) replaced"
+        assert (await upgrade) == (True, "2 worker(s) replaced")
         assert 0 not in seen
         await until(lambda: len(scene.workers.processes) == 2)
         new = [process.child.pid for process in scene.workers.processes]
@@ -150,7 +150,9 @@ def test_an_upgrade_that_does_not_come_up_keeps_the_old_worker(tmp_path: Path) -
         await scene.serving()
         pid = scene.workers.processes[0].child.pid
         scene.extra = ["--crash-before-ready"]
-        assert "did not come up" in await scene.workers.upgrade(drain_timeout_s=30.0)
+        upgrade = await scene.workers.upgrade(drain_timeout_s=30.0)
+        assert not upgrade.is_done
+        assert "did not come up" in upgrade.text
         assert scene.answering_pid() == pid
         assert len(scene.workers.processes) == 1
 

@@ -9,6 +9,7 @@ import asyncio
 from shoal.hosts import logs
 from shoal.hosts.fleet import UnknownEndpoint, parse_url
 from shoal.hosts.supervisor.parts import Parts
+from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.server import NotFound
 from shoal.hosts.supervisor.settings import (
     drain_s_of,
@@ -22,6 +23,10 @@ from shoal.kernel import ConfigError
 from shoal.routing import Configured
 
 
+class WorkersBehind(ConfigError):
+    """The configuration is accepted, and workers run what was before it."""
+
+
 class PoolOperations:
     """The operations on the parts of one pool, one reload or upgrade at a time."""
 
@@ -29,6 +34,7 @@ class PoolOperations:
         self._parts = parts
         self._vitals = vitals
         self._turn = asyncio.Lock()
+        self._workers_run = parts.configuration.config.pool
         self._log = logs.get("supervisor")
 
     async def add(self, url: str) -> list[str]:
@@ -61,9 +67,14 @@ class PoolOperations:
         async with self._turn:
             try:
                 return await self._reload()
-            except ConfigError as error:
+            except WorkersBehind as error:
                 self._vitals.reloads["refused"] += 1
                 self._vitals.config_error = str(error)
+                self._log.error("configuration accepted, and not all of it is in use", why=error)
+                raise
+            except ConfigError as error:
+                self._vitals.reloads["refused"] += 1
+                self._vitals.config_error = f"the configuration file is not in use, the one before it is: {error}"
                 self._log.error("configuration refused, the old one goes on", why=error)
                 raise
 
@@ -77,15 +88,17 @@ class PoolOperations:
         return self._vitals.why_not_ready()
 
     async def _replace_workers(self) -> str:
-        parts = self._parts
-        done = await parts.workers.upgrade(drain_s_of(parts.options, parts.configuration.config.pool))
-        self._log.info("upgrade", result=done)
-        return done
+        parts, pool = self._parts, self._parts.configuration.config.pool
+        upgrade = await parts.workers.upgrade(drain_s_of(parts.options, pool))
+        self._log.info("upgrade", result=upgrade.text)
+        if upgrade.is_done:
+            self._workers_run = pool
+        return upgrade.text
 
     async def _reload(self) -> str:
         parts, configuration = self._parts, self._parts.configuration
         text, config = await asyncio.to_thread(configuration.candidate)
-        before = configuration.config.pool
+        await asyncio.to_thread(preflight, config.pool)
         targets = await asyncio.to_thread(targets_of, config.pool)
         settings = envoy_settings(config.pool, parts.ground, parts.run_dir / "envoy")
         stuck = needs_restart(parts.ground, parts.options, configuration.at_start, config)
@@ -95,16 +108,19 @@ class PoolOperations:
         configuration.accept_into(parts.run_dir)
         parts.backends.replace(targets)
         parts.gate.pass_on([Configured(text)])
-        self._vitals.reloads["accepted"] += 1
-        self._vitals.config_error = ""
         self._log.info("configuration accepted", source=configuration.source)
         if stuck:
             self._log.warning("these settings take effect at the next start", settings=", ".join(stuck))
         for warning in config.warnings:
             self._log.warning(warning)
-        if stale := needs_new_workers(before, config.pool):
-            self._log.info("workers read these at their start, replacing them", settings=", ".join(stale))
-            await self._replace_workers()
+        # What the workers run, not what was accepted last: they differ when a replacement failed.
+        if stale := ", ".join(needs_new_workers(self._workers_run, config.pool)):
+            self._log.info("workers read these at their start, replacing them", settings=stale)
+            done = await self._replace_workers()
+            if self._workers_run is not config.pool:
+                raise WorkersBehind(f"workers still run with the {stale} of before, reload to try again: {done}")
+        self._vitals.reloads["accepted"] += 1
+        self._vitals.config_error = ""
         return f"configuration of {configuration.source} is in use" + (
             f"; at the next start: {', '.join(stuck)}" if stuck else ""
         )

@@ -49,6 +49,7 @@ def envoy_settings(pool: PoolSettings, ground: Ground, run_dir: Path) -> EnvoySe
         failure_mode=FailureMode.CLOSED if pool.auth.keys_file else FailureMode(pool.failure_mode),
         tls=ListenerTls(certificate=pool.tls.cert, key=pool.tls.key) if pool.tls is not None else None,
         forward_authorization=pool.forward_client_key,
+        are_all_paths_public=pool.public_paths == "all",
         limits=msgspec.structs.replace(
             plain.limits, max_body_bytes=limits.max_body_bytes, max_connections=limits.max_connections
         ),

@@ -22,6 +22,7 @@ from shoal.hosts.supervisor.operations import PoolOperations
 from shoal.hosts.supervisor.options import NOTHING_TO_SERVE, Options
 from shoal.hosts.supervisor.parts import Parts, build
 from shoal.hosts.supervisor.ports import check_port, free_port
+from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.server import AdminServer
 from shoal.hosts.supervisor.settings import drain_s_of, ground_of
 from shoal.hosts.supervisor.vitals import Vitals, standing_warnings
@@ -45,6 +46,7 @@ async def run(options: Options) -> int:
     """
     options.check()
     configuration = Configuration(options.config)
+    preflight(configuration.config.pool)
     sources = _sources(options, configuration.config)
     ground = ground_of(options, configuration.config.pool)
     if not ground.port:

@@ -64,7 +64,7 @@ class Vitals:
         """Return what an operator should look at now."""
         found = list(standing_warnings(self._parts))
         if self.config_error:
-            found.append(f"the configuration file is not in use, the one before it is: {self.config_error}")
+            found.append(self.config_error)
         if why_not := self.why_not_ready():
             found.append(why_not)
         found += [f"Envoy counts {count} of {name}" for name, count in self._passed.items() if count]

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from shoal.hosts import logs
 from shoal.hosts.supervisor.answers import Seat
@@ -26,6 +27,13 @@ WARM_S = 60.0
 
 Command = Callable[[str, Path, Path], Sequence[str]]
 """Makes argv of a worker from its picker id, its gRPC socket and its admin socket."""
+
+
+class Upgrade(NamedTuple):
+    """What became of replacing the workers."""
+
+    is_done: bool
+    text: str
 
 
 def service_socket(run_dir: Path, picker: str) -> Path:
@@ -206,19 +214,20 @@ class Workers:
         """Whether a slot is served now."""
         return any(process.ready.is_set() for process in self._serving.values())
 
-    async def upgrade(self, drain_timeout_s: float) -> str:
+    async def upgrade(self, drain_timeout_s: float) -> Upgrade:
         """Replace the process of each slot by a new one, one slot after the other.
 
         The new one is warmed first.  When it does not come up, it is stopped, the old one stays, and the rest is not
         tried.  Returns what was done.  Old processes finish their requests in the background.
         """
         if self._upgrading.locked():
-            return "an upgrade is under way already"
+            return Upgrade(False, "an upgrade is under way already")
         async with self._upgrading:
             for picker in self.pickers:
                 if not await self._replace(picker, drain_timeout_s):
-                    return f"picker {picker}: the new worker did not come up; the old one stays, see the log"
-            return f"{len(self.pickers)} worker(s) replaced"
+                    text = f"picker {picker}: the new worker did not come up; the old one stays, see the log"
+                    return Upgrade(False, text)
+            return Upgrade(True, f"{len(self.pickers)} worker(s) replaced")
 
     async def stop(self) -> None:
         """End every process now."""
