@@ -28,7 +28,8 @@ def bootstrap(settings: EnvoySettings) -> Document:
             "cds_config": source(settings.run_dir, "cds"),
         },
         "overload_manager": _overload(settings),
-        "layered_runtime": {"layers": [{"name": "shoal", "static_layer": {}}]},
+        # The list of denied paths is one expression, about nine times as long as Envoy takes by default.
+        "layered_runtime": {"layers": [{"name": "shoal", "static_layer": {"re2.max_program_size.error_level": 4096}}]},
     }
 
 

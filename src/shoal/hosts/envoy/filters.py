@@ -10,6 +10,7 @@ from shoal.hosts.envoy.usage import usage_filters
 
 EXT_PROC = "envoy.filters.http.ext_proc"
 PICKERS_CLUSTER = "pickers"
+GUARD = "envoy.filters.http.rbac"
 METADATA = "shoal"
 _PICKER_RETRIES = (
     *("connect-failure", "refused-stream", "reset-before-request"),
@@ -86,7 +87,7 @@ def _guard() -> Document:
     seen = {"filter": METADATA, "path": [{"key": "id"}], "value": {"present_match": True}}
     policy = {"permissions": [{"any": True}], "principals": [{"sourced_metadata": {"metadata_matcher": seen}}]}
     return extension(
-        "envoy.filters.http.rbac",
+        GUARD,
         "extensions.filters.http.rbac.v3.RBAC",
         rules={"action": "ALLOW", "policies": {"picked": policy}},
     )

@@ -66,6 +66,8 @@ def _connection_manager(settings: EnvoySettings) -> Document:
             "initial_stream_window_size": _STREAM_WINDOW,
             "initial_connection_window_size": 16 * _STREAM_WINDOW,
         },
+        # For routes without an engine, as denied paths: else Envoy answers an upgrade there with 403.
+        upgrade_configs=[{"upgrade_type": "websocket"}],
         normalize_path=False,
         merge_slashes=False,
     )

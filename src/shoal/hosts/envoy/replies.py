@@ -37,6 +37,10 @@ def metadata_is_present(key: str) -> Document:
     return {"metadata_filter": {"matcher": matcher, "match_if_key_not_found": False}}
 
 
+def _is_without_route() -> Document:
+    return {"and_filter": {"filters": [status_is(404), {"response_flag_filter": {"flags": ["NR"]}}]}}
+
+
 def local_replies(settings: EnvoySettings) -> Document:
     """Return the mapping from Envoy's status codes to error bodies."""
     limit = settings.limits.max_body_bytes
@@ -62,7 +66,14 @@ def local_replies(settings: EnvoySettings) -> Document:
                 status_code=503,
                 headers_to_add=[{"header": {"key": "retry-after", "value": "1"}}],
             ),
-            _error(404, invalid, "not_found", "There is nothing at this path."),
+            _error(404, invalid, "not_found", "There is nothing at this path.", when=_is_without_route()),
+            _error(
+                404,
+                invalid,
+                "path_not_public",
+                "This path is for the operators of an engine and not served on the public port. Send the request to "
+                "the engine itself, or set `public_paths: all` in the pool's configuration.",
+            ),
             _error(
                 408,
                 invalid,

@@ -1,8 +1,9 @@
-"""Routes: everything goes to the one pool of engines; upgrades on a route without body buffering.
+"""Routes: what is public goes to the one pool of engines; upgrades on a route without body buffering.
 
 Which engine is not decided here but by the picker's header.
 """
 
+from shoal.hosts.envoy.denied import denied_routes
 from shoal.hosts.envoy.filters import EXT_PROC, METADATA, headers_only
 from shoal.hosts.envoy.settings import EnvoySettings
 from shoal.hosts.envoy.typed import Document, seconds, typed
@@ -37,7 +38,7 @@ def route_configuration(settings: EnvoySettings) -> Document:
         "domains": ["*"],
         "request_body_buffer_limit": limit,
         "response_headers_to_add": _answer_headers(settings),
-        "routes": [upgrade, *counted, everything],
+        "routes": [*denied_routes(settings), upgrade, *counted, everything],
     }
     return typed("config.route.v3.RouteConfiguration", name=ROUTES, virtual_hosts=[host])
 

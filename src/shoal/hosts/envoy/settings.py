@@ -120,6 +120,7 @@ class EnvoySettings(msgspec.Struct, frozen=True, kw_only=True):
     response_headers: names that the picker may give the client's answer, by writing `shoal.<name>` in its metadata.
     shows_endpoint: whether answers say in `x-shoal-endpoint` which engine served.
     forward_authorization: whether the client's own `authorization` reaches an engine that has no key configured.
+    are_all_paths_public: whether clients reach the paths of engines that are for operators; see `denied`.
     """
 
     run_dir: str
@@ -138,6 +139,7 @@ class EnvoySettings(msgspec.Struct, frozen=True, kw_only=True):
     response_headers: tuple[str, ...] = ("x-session-token",)
     shows_endpoint: bool = True
     forward_authorization: bool = False
+    are_all_paths_public: bool = False
 
     @property
     def admin_socket(self) -> str:
