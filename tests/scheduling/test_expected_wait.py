@@ -1,9 +1,11 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.pool import FleetView
+from shoal.pool import Endpoint, FleetView
 from shoal.scheduling.expected_wait import ExpectedWaitScorer
 from tests.scheduling.script import NAN, Pool, decide, request, scheduler, view
 
@@ -157,3 +159,30 @@ def test_more_work_on_an_endpoint_never_makes_it_more_attractive(inflight: list[
     before = ExpectedWaitScorer().score(request(1000), view(matched_tokens=matched, inflight_requests=inflight))
     after = ExpectedWaitScorer().score(request(1000), view(matched_tokens=matched, inflight_requests=busier))
     assert after[at] < before[at]
+
+
+FIGURES = st.fixed_dictionaries(
+    {
+        "inflight_requests": st.integers(0, 60),
+        "inflight_prefill_s": st.floats(0, 20),
+        "prefill_s_per_token": st.floats(1e-6, 1e-2),
+        "request_s": st.floats(1e-4, 1.0),
+        "matched_tokens": st.sampled_from([0, 640, 4096, 9000]),
+    }
+)
+
+
+@given(fleet=st.lists(FIGURES, min_size=1, max_size=16), tokens=st.integers(0, 10_000), holds_any=st.booleans())
+def test_few_candidates_are_scored_as_many_are(fleet: list[dict[str, float]], tokens: int, holds_any: bool) -> None:
+    scorer = ExpectedWaitScorer()
+    endpoints = tuple(Endpoint(id=f"e{at}", address=f"10.0.0.{at}:8000") for at in range(len(fleet)))
+
+    def seen() -> FleetView:
+        columns: dict[str, Any] = {name: np.array([one[name] for one in fleet], np.float64) for name in fleet[0]}
+        columns["is_trial"] = 0.0
+        if not holds_any:
+            columns["matched_tokens"] = 0.0
+        return FleetView(endpoints, columns, [None] * len(fleet), None, frozenset(scorer.needs))
+
+    few, many = scorer._score_few(request(tokens), seen()), scorer._score_many(request(tokens), seen())
+    np.testing.assert_allclose(few, many, rtol=1e-9)
