@@ -1,7 +1,7 @@
 import asyncio
 
 from shoal.hosts.fleet.outbox import Outbox
-from shoal.pool import EndpointState, Signals
+from shoal.pool import Endpoint, EndpointState, Signals
 from shoal.routing import events
 from tests.hosts.fleet.fleet_engines import run
 
@@ -19,7 +19,7 @@ def test_a_slow_sink_gets_the_newest_load_and_every_other_event_in_order() -> No
             batches.append(batch)
             await gate.wait()
 
-        outbox = Outbox(sink, 0.0)
+        outbox = Outbox(sink, 0.0, list)
         task = asyncio.create_task(outbox.run())
         outbox.put(load("a", 0))
         while not batches:
@@ -40,23 +40,32 @@ def test_a_slow_sink_gets_the_newest_load_and_every_other_event_in_order() -> No
     run(test)
 
 
-def test_a_sink_that_fails_once_still_gets_what_comes_later() -> None:
+def test_a_sink_that_failed_is_told_the_present_until_it_takes_it() -> None:
     async def test() -> None:
-        taken: list[events.Event] = []
+        taken: list[list[events.Event]] = []
+        faults = [RuntimeError("the disk is full")] * 2
+        joined = {name: events.EndpointJoined(Endpoint(id=name, address=f"{name}:1")) for name in ("a", "b")}
+        members = dict(joined)
 
         def sink(batch: list[events.Event]) -> None:
-            if not taken and batch[0] == load("a", 1):
-                taken.append(batch[0])
-                raise RuntimeError("the worker is gone")
-            taken.extend(batch)
+            if faults and taken:
+                raise faults.pop()
+            taken.append(batch)
 
-        outbox = Outbox(sink, 0.0)
+        outbox = Outbox(sink, 0.0, lambda: list(members.values()), 0.0)
         task = asyncio.create_task(outbox.run())
-        outbox.put(load("a", 1))
+        outbox.put(*joined.values())
         await outbox.settled()
+        del members["b"]
+        outbox.put(events.EndpointLeft("b"))
+        while len(taken) < 2:
+            await asyncio.sleep(0)
+        loading = events.EndpointChanged("a", EndpointState.LOADING)
+        assert taken[1] == [events.EndpointLeft("b"), joined["a"], loading]
+        assert not faults
         outbox.put(load("a", 2))
         await outbox.settled()
-        assert taken[-1] == load("a", 2)
+        assert taken[2:] == [[load("a", 2)]]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -1,9 +1,11 @@
 """An endpoint is offered only while Envoy knows it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
-from shoal.hosts.supervisor.gate import FleetGate
+import pytest
+
+from shoal.hosts.supervisor.gate import FleetGate, NotShown
 from shoal.hosts.supervisor.ledger import Ledger
 from shoal.pool import Endpoint, EndpointState, Signals
 from shoal.routing.events import EndpointChanged, EndpointJoined, EndpointLeft, Event, LoadSeen
@@ -19,9 +21,13 @@ class Scene:
     def __init__(self, envoy_confirms: bool = True) -> None:
         self.told: list[str] = []
         self._envoy_confirms = envoy_confirms
-        self.gate = FleetGate(Ledger(), self.show, self.tell, self.settled)
+        self.marks: dict[str, Hashable] = {}
+        self.fault: Exception | None = None
+        self.gate = FleetGate(Ledger(), self.show, self.tell, self.settled, lambda: dict(self.marks))
 
     async def show(self, endpoints: dict[str, Endpoint], waits: bool) -> bool:
+        if self.fault is not None:
+            raise self.fault
         self.told.append(f"envoy {','.join(sorted(endpoints)) or '-'}{' confirmed' if waits else ''}")
         return self._envoy_confirms
 
@@ -76,3 +82,29 @@ def test_an_envoy_that_does_not_confirm_delays_the_fleet_and_does_not_stop_it() 
     scene.play([EndpointJoined(A, READY)])
     assert scene.told == ["envoy a confirmed", "workers EndpointJoined"]
     assert scene.gate.ready == {"a": A}
+
+
+def test_envoy_is_told_again_when_the_key_or_authority_of_an_endpoint_changes() -> None:
+    scene = Scene()
+    scene.marks["a"] = ("old key", "")
+    scene.play([EndpointJoined(A, READY)], [EndpointJoined(A, READY)])
+    assert scene.told[2:] == ["workers EndpointJoined"]
+    scene.marks["a"] = ("new key", "")
+    scene.play([EndpointJoined(A, READY)])
+    assert scene.told[3:] == ["envoy a confirmed", "workers EndpointJoined"]
+
+
+def test_while_envoy_cannot_be_told_a_new_endpoint_is_not_offered_and_others_come_and_go() -> None:
+    scene = Scene()
+    scene.play([EndpointJoined(A, READY)])
+    scene.fault = OSError("no space left on device")
+    with pytest.raises(NotShown, match="no space left"):
+        scene.play([EndpointJoined(B, READY)])
+    assert scene.gate.ready == {"a": A}
+    with pytest.raises(NotShown):
+        scene.play([EndpointChanged("b", READY), EndpointLeft("a")])
+    assert scene.gate.ready == {}
+    scene.fault = None
+    scene.play([EndpointJoined(B, READY), EndpointChanged("b", READY)])
+    assert scene.gate.ready == {"b": B}
+    assert scene.told[-3:] == ["workers EndpointJoined,EndpointChanged", "workers took it", "envoy b"]

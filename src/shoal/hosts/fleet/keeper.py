@@ -70,7 +70,7 @@ class FleetKeeper:
         self._tempo = Tempo(self._pace, seed)
         self._added = AddedSource()
         self._sources: tuple[Source, ...] = (*sources, self._added)
-        self._outbox = Outbox(sink, self._pace.linger_s)
+        self._outbox = Outbox(sink, self._pace.linger_s, self.snapshot)
         self._kit = Kit(self._tempo, Lanes(self._pace), Trust(), self._outbox, busy)
         self._resolver = Resolver(self._reconcile, self._tempo, lookup)
         self._drained = drained or self._until_not_busy
@@ -182,6 +182,7 @@ class FleetKeeper:
     def _desired(self) -> Desired:
         """What the sources name together.  What clashes is told once."""
         desired, clashing = merge(self._all_targets(), self._resolver.addresses)
+        self._told_clashes &= {(endpoint.id, endpoint.address) for endpoint in clashing}
         for endpoint in clashing:
             clash = (endpoint.id, endpoint.address)
             if clash not in self._told_clashes:

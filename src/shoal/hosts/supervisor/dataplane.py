@@ -7,7 +7,7 @@ settings.  Files and process are `hosts.envoy`.
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -89,11 +89,23 @@ class DataPlane:
     async def show(self, endpoints: dict[str, Endpoint], waits: bool) -> bool:
         """Write the endpoints that Envoy may send to; with `waits`, return whether it holds them."""
         targets = self._targets()
-        addresses = [self._address(endpoint, targets.get(name)) for name, endpoint in endpoints.items()]
-        if self.process.settings.backend_tls != self._settings().backend_tls:
-            self.process.apply(self._settings())
+        # The group of a member that is not ready just now stays: without it Envoy would make all connections anew.
+        named = {_tls(target).name for target in targets.values() if target.is_tls}
+        groups = {name: group for name, group in self._groups.items() if name in named}
+        addresses = [_address(endpoint, targets.get(name), groups) for name, endpoint in endpoints.items()]
+        before, self._groups = self._groups, groups
+        try:
+            if self.process.settings.backend_tls != self._settings().backend_tls:
+                self.process.apply(self._settings())
+        except Exception:
+            self._groups = before  # a group that cannot be used must not keep a reload from being accepted
+            raise
         version = write_endpoints(self._base.run_dir, addresses)
         return await loaded(self.process.admin, version, timeout_s=CONFIRM_S) if waits else True
+
+    def marks(self) -> dict[str, Hashable]:
+        """What Envoy is shown of an endpoint besides its address, by id: it is shown again when this changes."""
+        return {name: (target.api_key, target.ca_file, target.host) for name, target in self._targets().items()}
 
     async def follow_certificates(self) -> None:
         """Hand Envoy certificates and roots that changed, until cancelled; a pair that cannot be used is refused."""
@@ -129,16 +141,6 @@ class DataPlane:
         groups = tuple(self._groups[name] for name in sorted(self._groups))
         return msgspec.structs.replace(self._base, pickers=self._pickers, backend_tls=groups or self._base.backend_tls)
 
-    def _address(self, endpoint: Endpoint, target: Target | None) -> EndpointAddress:
-        group = ""
-        if endpoint.is_tls:
-            sni = target.host if target is not None and not target.is_literal else ""
-            ca = target.ca_file if target is not None else ""
-            group = "tls-" + hashlib.sha256(f"{ca}\0{sni}".encode()).hexdigest()[:12]
-            self._groups[group] = BackendTls(name=group, ca=ca, sni=sni)
-        key = f"Bearer {target.api_key}" if target is not None and target.api_key else ""
-        return EndpointAddress(address=endpoint.address, tls=group, authorization=key)
-
     def _say(self, line: str) -> None:
         """Pass on a line of Envoy's log, without its own stamp; a flood of lines is cut and counted."""
         if "caught ENVOY_SIGTERM" in line or self._is_flood():
@@ -158,3 +160,21 @@ class DataPlane:
             self._left_out += 1
             return True
         return False
+
+
+def _address(endpoint: Endpoint, target: Target | None, groups: dict[str, BackendTls]) -> EndpointAddress:
+    """The endpoint as Envoy is shown it; its TLS group is added to `groups`."""
+    group = ""
+    if endpoint.is_tls:
+        tls = _tls(target)
+        group = tls.name
+        groups[group] = tls
+    key = f"Bearer {target.api_key}" if target is not None and target.api_key else ""
+    return EndpointAddress(address=endpoint.address, tls=group, authorization=key)
+
+
+def _tls(target: Target | None) -> BackendTls:
+    """How the engines of a target are dialled."""
+    sni = target.host if target is not None and not target.is_literal else ""
+    ca = target.ca_file if target is not None else ""
+    return BackendTls(name="tls-" + hashlib.sha256(f"{ca}\0{sni}".encode()).hexdigest()[:12], ca=ca, sni=sni)

@@ -1,27 +1,41 @@
 """The way of fleet events to the workers, past the data plane.
 
 An endpoint is told ready only once Envoy knows it, and Envoy forgets it only once no worker names it any more:
-else Envoy would balance by itself among what it has.
+else Envoy would balance by itself among what it has.  While Envoy cannot be told, what it does not know is told as
+still loading, and everything else goes on.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from time import monotonic
+
+import msgspec
 
 from shoal.hosts import logs
 from shoal.hosts.supervisor.ledger import Ledger, is_about_readiness
-from shoal.pool import Endpoint
+from shoal.kernel import ShoalError
+from shoal.pool import Endpoint, EndpointState
 from shoal.routing import events
+
+Marks = Callable[[], dict[str, Hashable]]
+"""What the data plane shows of each endpoint besides the endpoint itself: its key and how it is trusted."""
 
 Show = Callable[[dict[str, Endpoint], bool], Awaitable[bool]]
 """Writes the endpoints for the data plane; when asked to wait, returns whether it holds them."""
+
+
+_Shown = tuple[Endpoint, Hashable]
+
+
+class NotShown(ShoalError):
+    """Envoy could not be told of the fleet; it is to be handed on again, whole."""
 
 
 class FleetGate:
     """Sink of the fleet keeper.
 
     ledger: what the workers know.  show: gives the data plane its endpoints.  tell: hands events to every worker.
-    settled: returns when every worker took what it was told.
+    settled: returns when every worker took what it was told.  marks: what else must be shown again when it changes.
     """
 
     def __init__(
@@ -30,12 +44,14 @@ class FleetGate:
         show: Show,
         tell: Callable[[Sequence[events.Event]], None],
         settled: Callable[[], Awaitable[None]],
+        marks: Marks = dict,
     ) -> None:
         self._ledger = ledger
         self._show = show
         self._tell = tell
         self._settled = settled
-        self._shown: dict[str, Endpoint] = {}
+        self._marks = marks
+        self._shown: dict[str, _Shown] = {}
         self._turn = asyncio.Lock()
         self._log = logs.get("supervisor")
 
@@ -45,31 +61,50 @@ class FleetGate:
         return self._ledger.ready()
 
     async def take(self, batch: Sequence[events.Event]) -> None:
-        """Pass on events of the fleet, in order."""
+        """Pass on events of the fleet, in order.  Raises NotShown when Envoy could not be told, and must be then."""
         async with self._turn:
             if not any(is_about_readiness(event) for event in batch):
                 self.pass_on(batch)
                 return
             after = self._ledger.copy()
             after.apply(batch, monotonic())
-            wanted = after.ready()
-            if any(self._shown.get(endpoint_id) != endpoint for endpoint_id, endpoint in wanted.items()):
-                both = {**self._shown, **wanted}
-                if not await self._show(both, True):
-                    self._log.warning("Envoy has not confirmed new endpoints, offering them all the same")
-                self._shown = both
+            marks = self._marks()
+            wanted = {name: (endpoint, marks.get(name)) for name, endpoint in after.ready().items()}
+            try:
+                await self._show_first(wanted)
+            except NotShown:
+                self.pass_on([self._held_back(event, wanted) for event in batch])
+                raise
             self.pass_on(batch)
             if self._shown != wanted:
                 await self._settled()
-                await self._show(wanted, False)
-                self._shown = wanted
+                await self._tell_envoy(wanted, waits=False)
 
     def pass_on(self, batch: Sequence[events.Event]) -> None:
         """Tell every worker, now and those to come."""
         self._ledger.apply(batch, monotonic())
         self._tell(batch)
 
-    async def show_again(self) -> None:
-        """Write the present endpoints once more, after their TLS groups or keys changed."""
-        async with self._turn:
-            await self._show(self._shown, False)
+    async def _show_first(self, wanted: dict[str, _Shown]) -> None:
+        """Have Envoy hold what is new or changed, beside what it has."""
+        if all(self._shown.get(name) == shown for name, shown in wanted.items()):
+            return
+        if not await self._tell_envoy({**self._shown, **wanted}, waits=True):
+            self._log.warning("Envoy has not confirmed new endpoints, offering them all the same")
+
+    async def _tell_envoy(self, fleet: dict[str, _Shown], *, waits: bool) -> bool:
+        try:
+            confirmed = await self._show({name: endpoint for name, (endpoint, _) in fleet.items()}, waits)
+        except (OSError, ShoalError) as error:
+            raise NotShown(f"Envoy could not be told of the fleet: {error}") from error
+        self._shown = fleet
+        return confirmed
+
+    def _held_back(self, event: events.Event, wanted: dict[str, _Shown]) -> events.Event:
+        """The event as workers may hear it while Envoy does not know the endpoint."""
+        match event:
+            case events.EndpointJoined(endpoint=Endpoint(id=name)) | events.EndpointChanged(endpoint_id=name):
+                knows = name in self._shown and name in wanted and self._shown[name][0] == wanted[name][0]
+                if event.state is EndpointState.READY and not knows:
+                    return msgspec.structs.replace(event, state=EndpointState.LOADING)
+        return event

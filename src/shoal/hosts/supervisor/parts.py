@@ -73,6 +73,6 @@ def build(
     )
     settings = envoy_settings(pool, ground, run_dir / "envoy")
     plane = DataPlane(settings, workers.pickers, run_dir, keeper.targets)
-    gate = FleetGate(ledger, plane.show, workers.tell, workers.settled)
+    gate = FleetGate(ledger, plane.show, workers.tell, workers.settled, plane.marks)
     outlet.append(gate)
     return Parts(options, ground, run_dir, configuration, backends, engines, workers, pulse, keeper, plane, gate)

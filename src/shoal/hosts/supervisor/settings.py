@@ -53,7 +53,9 @@ def envoy_settings(pool: PoolSettings, ground: Ground, run_dir: Path) -> EnvoySe
         limits=msgspec.structs.replace(
             plain.limits, max_body_bytes=limits.max_body_bytes, max_connections=limits.max_connections
         ),
-        clocks=msgspec.structs.replace(plain.clocks, upload_s=limits.request_timeout_s),
+        clocks=msgspec.structs.replace(
+            plain.clocks, upload_s=limits.request_timeout_s, stream_s=limits.max_stream_duration_s
+        ),
         retries=msgspec.structs.replace(
             plain.retries, attempts=retries.attempts + 1, budget_ratio=retries.budget_ratio
         ),

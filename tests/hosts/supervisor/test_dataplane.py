@@ -1,0 +1,62 @@
+"""TLS groups of engines, as Envoy is given them."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.hosts.envoy import EnvoySettings
+from shoal.hosts.fleet import Target
+from shoal.hosts.supervisor.dataplane import DataPlane
+from shoal.kernel import ConfigError
+from shoal.pool import Endpoint
+from tests.hosts.envoy.test_tls import make_certificate
+
+
+class Scene:
+    """A data plane whose Envoy is not started: its files are what is looked at."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ca = Path(make_certificate(directory, "authority")[0])
+        self.base = EnvoySettings(run_dir=str(directory), port=8080, pickers=())
+        self.targets = {"a": Target(host="10.0.0.1", port=443, is_tls=True, ca_file=str(self.ca))}
+        self.plane = DataPlane(self.base, ["0"], directory, lambda: self.targets)
+
+    def show(self, *ids: str) -> None:
+        fleet = {name: Endpoint(id=name, address="10.0.0.1:443", is_tls=self.targets[name].is_tls) for name in ids}
+        asyncio.run(self.plane.show(fleet, False))
+
+    @property
+    def authorities(self) -> list[str]:
+        return [group.ca for group in self.plane.process.settings.backend_tls if group.ca]
+
+
+def test_an_https_backend_that_is_gone_leaves_no_certificate_authority_behind(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.show("a")
+    assert scene.authorities == [str(scene.ca)]
+    scene.show()
+    assert scene.authorities == [str(scene.ca)]  # it is a member still, only not ready
+    scene.targets.clear()
+    scene.show()
+    scene.ca.unlink()
+    scene.plane.configure(scene.base)
+    assert scene.authorities == []
+
+
+def test_an_authority_that_cannot_be_used_does_not_keep_a_reload_from_being_accepted(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.ca.unlink()
+    with pytest.raises(ConfigError, match="roots cannot be used"):
+        scene.show("a")
+    scene.plane.configure(scene.base)
+
+
+def test_a_changed_key_or_authority_changes_the_mark_of_an_endpoint(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    marks = [scene.plane.marks()]
+    for change in ({"api_key": "sk-1"}, {"ca_file": "other.pem"}):
+        scene.targets = {"a": msgspec.structs.replace(scene.targets["a"], **change)}
+        marks.append(scene.plane.marks())
+    assert len({each["a"] for each in marks}) == 3
