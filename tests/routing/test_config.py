@@ -342,3 +342,8 @@ def test_the_example_on_the_page_loads() -> None:
         "queue-scorer",
         "max-score-picker",
     ]
+
+
+def test_models_of_a_backend_are_asked_from_it_and_no_setting() -> None:
+    error = failure(POOL + "backends:\n- {url: 'http://10.0.0.1:8000', models: [a]}\n")
+    assert error.path == "backends[0].models"

@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: Annotated[float, "from the first byte of a request to its last, so slow uploads end"] = 300.0
     max_connections: Annotated[int, "open client connections; more are closed at once"] = 50_000
     max_stream_duration_s: Annotated[
-        float, "longest life of one request; 0 for no limit, since answers may be long"
+        float, "longest life of one request with its answer, after which it is cut; 0 for no limit"
     ] = 0.0
 
     def __post_init__(self) -> None:
@@ -107,7 +107,6 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
         Literal["vllm", "sglang", "trtllm-serve", "shoal"] | None, "whose metric names it has; found out by default"
     ] = None
     labels: Annotated[Mapping[str, str], "labels for filters, as llm-d.ai/role"] = MappingProxyType({})
-    models: Annotated[tuple[str, ...], "models it serves; asked from its /v1/models by default"] = ()
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

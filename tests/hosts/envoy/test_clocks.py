@@ -2,11 +2,12 @@
 
 import asyncio
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from shoal.hosts.envoy.settings import Clocks, Limits
-from tests.hosts.envoy.envoy_rig import Rig, sse
+from tests.hosts.envoy.envoy_rig import Rig, rig, sse
 
 pytestmark = pytest.mark.e2e
 
@@ -62,6 +63,24 @@ async def test_a_slow_upload_is_no_time_of_the_engine(live: Rig) -> None:
     assert outcome.ttft_s is not None
     assert outcome.engine_ttft_s is not None
     assert outcome.ttft_s - outcome.engine_ttft_s >= 0.45
+
+
+async def test_a_request_over_the_longest_life_is_cut_or_says_so_and_is_no_failure_of_the_engine() -> None:
+    async def late(_: web.Request, __: bytes) -> web.Response:
+        await asyncio.sleep(9)
+        return web.json_response({})
+
+    async with rig(engines=1, pickers=1, clocks=Clocks(stream_s=0.6)) as short:
+        (engine,) = short.engines
+        engine.answers["/stream"] = lambda request, _: sse(request, [{}] * 90, gap_s=0.1)
+        engine.answers["/late"] = late
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await short.send("/stream", engine.address)
+        answer = await short.send("/late", engine.address)
+        assert (answer.status, answer.error["code"]) == (504, "gateway_timeout")
+        assert "no end within 0.6 s" in answer.error["message"]
+        for path in ("/stream", "/late"):
+            assert not (await short.record(path)).outcome.is_upstream_failure
 
 
 async def test_a_websocket_outlives_the_upload_time(live: Rig) -> None:

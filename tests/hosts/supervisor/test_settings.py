@@ -33,12 +33,12 @@ def test_a_flag_wins_over_the_configuration_and_the_configuration_over_the_defau
 
 def test_envoy_is_told_the_limits_retries_and_failure_mode_of_the_configuration() -> None:
     pool = config(
-        "limits: {max_body_bytes: 32Mi, request_timeout_s: 7}\n"
+        "limits: {max_body_bytes: 32Mi, request_timeout_s: 7, max_stream_duration_s: 90}\n"
         "retries: {attempts: 0}\nfailure_mode: closed\nforward_client_key: true\ntls: {cert: a.pem, key: b.pem}\n"
     ).pool
     settings = envoy_settings(pool, GROUND, Path("/run/x"))
     assert settings.limits.max_body_bytes == 32 * 1024 * 1024
-    assert settings.clocks.upload_s == 7
+    assert (settings.clocks.upload_s, settings.clocks.stream_s) == (7, 90)
     assert settings.retries.attempts == 1
     assert settings.failure_mode == "closed"
     assert settings.forward_authorization

@@ -59,7 +59,10 @@ def _connection_manager(settings: EnvoySettings) -> Document:
         stream_idle_timeout=seconds(clocks.stream_idle_s),
         request_timeout=seconds(clocks.upload_s),
         request_headers_timeout=seconds(clocks.headers_s),
-        common_http_protocol_options={"idle_timeout": seconds(clocks.connection_idle_s)},
+        common_http_protocol_options={
+            "idle_timeout": seconds(clocks.connection_idle_s),
+            **({"max_stream_duration": seconds(clocks.stream_s)} if clocks.stream_s else {}),
+        },
         http2_protocol_options={
             "allow_connect": True,
             "max_concurrent_streams": 10_000,

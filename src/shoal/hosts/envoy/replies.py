@@ -45,6 +45,7 @@ def local_replies(settings: EnvoySettings) -> Document:
     """Return the mapping from Envoy's status codes to error bodies."""
     limit = settings.limits.max_body_bytes
     clocks = settings.clocks
+    longest = f", or no end within {clocks.stream_s:g} s" if clocks.stream_s else ""
     invalid, server = "invalid_request_error", "server_error"
     as_it_is = {
         "filter": metadata_is_present(REFUSED_KEY),
@@ -97,7 +98,7 @@ def local_replies(settings: EnvoySettings) -> Document:
                 "engine_unavailable",
                 "No engine could be reached, or the router is overloaded. Try again shortly.",
             ),
-            _error(504, server, "gateway_timeout", f"No answer within {clocks.stream_idle_s:g} s of silence."),
+            _error(504, server, "gateway_timeout", f"No answer within {clocks.stream_idle_s:g} s of silence{longest}."),
             _error(0, server, "router_error", "The router refused the request.", when=_status("GE", 400)),
         ]
     }

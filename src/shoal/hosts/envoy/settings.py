@@ -59,6 +59,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
 
     message_s: the picker's time for one answer; must exceed the longest queue wait, Envoy's limit is 3600.
     stream_idle_s: no byte in either direction of one request; a long prefill or a queued request is silent.
+    stream_s: from the first byte of a request to the last one of its answer, whatever flows.
     upload_s: from the first byte of a request to its last.  headers_s: the same for its head.
     connect_s: for a TCP connection to an engine; leaves room for two lost SYN packets, as bursts lose them.
     connection_idle_s: an unused client connection.
@@ -68,6 +69,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
 
     message_s: float = 3600.0
     stream_idle_s: float = 7200.0
+    stream_s: float = 0.0
     upload_s: float = 300.0
     headers_s: float = 30.0
     connect_s: float = 3.5
