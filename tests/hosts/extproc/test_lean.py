@@ -191,7 +191,7 @@ def test_a_request_that_cannot_be_placed_ends_with_an_error_and_is_counted(
         call = served.process()
         await call.write(head())
         assert await call.code() == grpc.StatusCode.INTERNAL
-        assert served.door.picker.failed_open == 1
+        assert [each.value for each in served.door.driver.fold.unplaced.family().samples] == [1]
         assert len(served.ended) == 1
 
     play(scene)

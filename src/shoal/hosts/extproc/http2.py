@@ -127,6 +127,8 @@ class Connection:
     def __init__(self, max_streams: int = MAX_STREAMS) -> None:
         self.is_closed = False
         self.why_closed = ""
+        # Whether the client waits for something of what `take` would return; it does not for the end of what it ended.
+        self.is_urgent = True
         self._max_streams = max_streams
         self._streams: dict[int, _Stream] = {}
         self._last_id = 0
@@ -161,6 +163,7 @@ class Connection:
 
     def take(self) -> bytes:
         """Return the bytes to write, once."""
+        self.is_urgent = False
         if not self._out:
             return b""
         out = b"".join(self._out)
@@ -185,7 +188,7 @@ class Connection:
             position = self._preface(data) if not self._is_prefaced else 0
             position = self._frames(data, position, events)
         except _Broken as broken:
-            self.is_closed, self.why_closed = True, str(broken)
+            self.is_closed, self.why_closed, self.is_urgent = True, str(broken), True
             self._out.append(frame(GOAWAY, 0, 0, _U32.pack(self._last_id) + _U32.pack(broken.code)))
             return events
         if position < len(data):
@@ -407,6 +410,7 @@ class Connection:
             return
         stream.send_window -= size
         self._send_window -= size
+        self.is_urgent = True
         self._out += (_FRAME.pack(size << 8, 0, stream_id), data)
 
     def reset(self, stream_id: int, code: int) -> None:
@@ -432,6 +436,7 @@ class Connection:
         if stream.has_ended:
             if not stream.is_remote_closed:
                 # RFC 9113, section 8.1: the answer is whole, the rest of the request is not wanted.
+                self.is_urgent = True
                 self._out.append(frame(RST_STREAM, 0, stream_id, _U32.pack(NO_ERROR)))
             self._forget(stream_id)
 
@@ -452,6 +457,7 @@ class Connection:
                     return
                 stream.send_window -= chunk
                 self._send_window -= chunk
+                self.is_urgent = True
                 self._out += (_FRAME.pack(chunk << 8, 0, stream_id), data[start : start + chunk])
                 start += chunk
             queue.popleft()

@@ -32,6 +32,8 @@ HEALTH_PATH = "/grpc.health.v1.Health/Check"
 # One read may hold hundreds of requests; the first answers do not wait for the last.
 MESSAGES_PER_WRITE = 32
 WRITE_BUFFER_BYTES = 4 << 20
+# The end of what the client has ended goes with the next answers, or alone after so long.
+UNHURRIED_S = 0.005
 
 _PREFIX = struct.Struct(">BI")
 
@@ -200,6 +202,7 @@ class Peer(asyncio.Protocol):
         self._http2 = Connection()
         self._calls: dict[int, Call] = {}
         self._transport: asyncio.Transport
+        self._timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ the transport
 
@@ -219,15 +222,19 @@ class Peer(asyncio.Protocol):
                 self._on_data(event)
                 unwritten += 1
                 if unwritten == MESSAGES_PER_WRITE:
-                    self._flush()
                     unwritten = 0
+                    if http2.is_urgent:
+                        self._flush()
             elif type(event) is Opened:
                 self._on_opened(event)
             else:
                 self._gone(event.stream_id)
         if http2.is_closed:
             log.warning("closing a connection of Envoy: %s", http2.why_closed)
-        self._flush()
+        if http2.is_urgent:
+            self._flush()
+        elif self._timer is None:
+            self._timer = self._server.loop.call_later(UNHURRIED_S, self._flush_late)
 
     def connection_lost(self, _: Exception | None) -> None:
         """End every call."""
@@ -252,6 +259,10 @@ class Peer(asyncio.Protocol):
             self._transport.write(out)
         if self._http2.is_closed or self._http2.has_left:
             self._transport.close()
+
+    def _flush_late(self) -> None:
+        self._timer = None
+        self._flush()
 
     # ------------------------------------------------------------------ calls
 
@@ -344,6 +355,7 @@ class LeanServer:
     """The server of one worker; `start` it, `stop` it."""
 
     def __init__(self, picker: Picker, path: str) -> None:
+        self.loop = asyncio.get_running_loop()
         self._picker = picker
         self._path = path
         self._is_serving = False
@@ -370,8 +382,7 @@ class LeanServer:
 
     async def start(self) -> None:
         """Listen."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Peer(self), self._path, backlog=4096)
+        self._server = await self.loop.create_unix_server(lambda: Peer(self), self._path, backlog=4096)
         self._watch = asyncio.create_task(self._end_records())
 
     def set_serving(self, is_serving: bool) -> None:

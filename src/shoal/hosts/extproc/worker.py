@@ -6,6 +6,8 @@ it stops.
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -37,6 +39,9 @@ log = logging.getLogger("shoal.worker")
 PARENT_CHECK_S = 1.0
 # A replaced worker outlives its successor's start by at most the longest stream; the supervisor ends it earlier.
 MAX_STREAM_S = 24 * 3600.0
+# mallopt(3): M_MMAP_THRESHOLD (larger buffers go back to the kernel at once), M_TRIM_THRESHOLD (freed memory that stays
+# with the process), M_TOP_PAD.
+MALLOC_OPTIONS = ((-3, 8 << 20), (-1, 64 << 20), (-2, 1 << 20))
 
 
 class Worker:
@@ -147,10 +152,25 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--workers", type=int, default=1, help="workers that share the pool")
     flags.add_argument("--config", default="", help="configuration file; none means the default profile")
     flags.add_argument("--seed", type=int, default=0)
-    flags.add_argument("--hash-key", default="0", help="hex key of the prompt hash, the same in all workers")
-    flags.add_argument("--run-dir", default="")
+    # The environment of a process is its user's alone, its arguments are everybody's.
+    key = os.environ.get("SHOAL_HASH_KEY", "0")
+    flags.add_argument("--hash-key", default=key, help="hex key of the prompt hash, the same in all workers")
     flags.add_argument("--log-format", choices=("text", "json"), default="text")
+    flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return flags
+
+
+def _settle_memory() -> None:
+    # What a request leaves behind is freed by reference counts; walking the index of recent decisions for cycles at the
+    # usual rate costs more than the decisions.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    # By default glibc gives the pages of each long body back and faults them in again for the next, which costs more
+    # than reading it.
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for option, size in MALLOC_OPTIONS:
+            libc.mallopt(option, size)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -158,14 +178,11 @@ def main(argv: list[str] | None = None) -> int:
     from shoal.hosts import logs
 
     options = parser().parse_args(argv)
-    logs.setup(options.log_format)
+    logs.setup(options.log_format, options.log_level)
     text = Path(options.config).read_text() if options.config else ""
     config = load(text, options.config or "default")
 
-    # What a request leaves behind is freed by reference counts; walking the index of recent decisions for cycles at the
-    # usual rate costs more than the decisions.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    _settle_memory()
 
     async def serve_until_stopped() -> None:
         await Worker(options, config, text).run()
