@@ -278,3 +278,16 @@ def test_a_fault_in_noting_down_costs_no_request_its_answer(door: Door, monkeypa
     assert parse(reply).WhichOneof("response") == "request_body"
     exchange.end()
     assert door.driver.router.status().inflight == 0
+
+
+def test_a_small_limit_on_bodies_lets_requests_without_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Driver, "_arm", lambda self, now: None)
+    door = Door("apiVersion: shoal.dev/v1alpha1\nkind: Pool\nlimits: {max_body_bytes: 1000}\n")
+    assert refused(Exchange(door.picker).receive(head("/v1/models", method="GET", is_end=True)))[0] == 200
+    exchange = Exchange(door.picker)
+    (reply,) = exchange.receive(head(transfer_encoding="chunked"))
+    assert parse(reply).WhichOneof("response") == "request_headers"
+    assert door.picker.buffered_bytes == 1000
+    exchange.end()
+    assert door.picker.buffered_bytes == 0
+    assert refused(Exchange(door.picker).receive(head(content_length="1001")))[0] == 413

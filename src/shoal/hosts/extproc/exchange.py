@@ -143,7 +143,7 @@ class Exchange:
         self._is_duplex = mode == FULL_DUPLEX_STREAMED
         if message.HasField("metadata_context"):
             self._subset = _subset(message.metadata_context)
-        refusal = self._at_the_door()
+        refusal = self._at_the_door(not message.request_headers.end_of_stream)
         if refusal is not None:
             return [refusal]
         path = self._path.partition("?")[0]
@@ -165,7 +165,7 @@ class Exchange:
             body = render_model(found[0])
         return replies.immediate(200, JSON_TYPE, body, "models", self._picker.picker_id)
 
-    def _at_the_door(self) -> bytes | None:
+    def _at_the_door(self, has_body: bool) -> bytes | None:
         """Refuse on the head alone what needs no body: no key, too long, too much buffered already."""
         picker, limits = self._picker, self._picker.settings.limits
         get = self._headers.get
@@ -176,17 +176,19 @@ class Exchange:
                     RefusalReason.UNAUTHORIZED, "Missing or unknown API key: send `Authorization: Bearer KEY`."
                 )
             self._key_name = name
-        declared = self._headers.get("content-length", "")
-        length = int(declared) if declared.isdecimal() and len(declared) < 16 else UNKNOWN_LENGTH_BYTES
+        if not has_body:
+            return None
+        declared = get("content-length", "")
+        is_declared = declared.isdecimal() and len(declared) < 16
+        length = int(declared) if is_declared else min(UNKNOWN_LENGTH_BYTES, limits.max_body_bytes)
         if length > limits.max_body_bytes:
             return self._too_large()
         if length > SMALL_BODY_BYTES and length + picker.buffered_bytes > limits.max_buffered_bytes:
             return self._refused(
                 RefusalReason.SATURATED, "Too many request bodies are being received; try again.", retry_after_s=1.0
             )
-        if "content-length" in self._headers or self._method in ("POST", "PUT", "PATCH"):
-            self._charged_bytes = length
-            picker.buffered_bytes += length
+        self._charged_bytes = length
+        picker.buffered_bytes += length
         return None
 
     def _on_body(self, message: Any) -> list[bytes]:
