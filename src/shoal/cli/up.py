@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         model=args.model,
         engine_args=tuple(args.engine_arg),
         log_format=args.log_format,
+        log_level=args.log_level,
         seed=args.seed,
         drain_s=args.drain_timeout,
     )

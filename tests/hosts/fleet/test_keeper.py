@@ -339,6 +339,20 @@ def test_two_sources_that_name_the_same_engine_make_one_endpoint() -> None:
     run(test)
 
 
+def test_a_clash_that_was_settled_is_forgotten_and_told_again_when_it_returns() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine:
+            first, second = target(engine, name="a"), target(engine, name="b")
+            source = StaticSource([first, second])
+            async with Kept(source) as (keeper, _):
+                assert keeper._told_clashes == {("b", second.endpoint(second.host).address)}
+                source._targets = (first,)
+                keeper._reconcile()
+                assert keeper._told_clashes == set()
+
+    run(test)
+
+
 def test_a_backend_key_goes_to_its_engine_and_a_missing_one_is_told() -> None:
     async def test() -> None:
         async with (

@@ -77,3 +77,15 @@ def test_a_verb_without_a_pool_says_where_it_looked_and_which_pools_run(
         with pytest.raises(NoPool, match="running pools of this user: --port 9000"):
             find_pool(None, 8080)
         assert find_pool(None, 9000).run_dir == other.parent
+
+
+def test_keys_and_private_keys_do_not_outlive_the_pool(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.open()
+    secrets = [run_dir.path / "envoy" / name for name in ("eds/eds.json", "sds/listener.json")]
+    other = run_dir.path / "envoy" / "envoy.json"
+    for file in (*secrets, other):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    run_dir.close()
+    assert [file.exists() for file in (*secrets, other)] == [False, False, True]

@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
-from shoal.hosts.admin import PoolPicture
+from shoal.hosts.admin import PoolPicture, Snapshot
+from shoal.hosts.extproc.worker import parser
 from shoal.hosts.supervisor.answers import PoolAnswers
 from shoal.hosts.supervisor.ledger import Ledger
 from shoal.hosts.supervisor.link import WorkerLink
 from shoal.hosts.supervisor.pulse import Pulse
-from shoal.hosts.supervisor.workers import Workers, service_socket
+from shoal.hosts.supervisor.workers import Workers, service_socket, worker_command
 from shoal.pool import Endpoint, EndpointState, Signals
 from shoal.routing.events import EndpointChanged, EndpointJoined, Event, LoadSeen
 
@@ -215,3 +216,79 @@ def test_a_link_to_nobody_says_so(tmp_path: Path) -> None:
             await link.close()
 
     assert asyncio.run(run()) is False
+
+
+def test_an_answer_that_comes_after_the_end_of_its_worker_is_not_counted_again(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        seat = scene.workers.processes[0].seat
+        assert seat.link is not None
+        late = await seat.link.snapshot()
+        await scene.answers.picture()
+        await scene.answers.read_counts()
+        scene.extra = ["--crash-before-ready"]
+        scene.workers.processes[0].child.signal(signal.SIGKILL)
+        await until(lambda: scene.workers.processes[0].seat.link is None)
+        scene.answers.lost(seat.incarnation)
+        scene.answers.saw(seat.incarnation, late)
+        scene.answers.lost(seat.incarnation)
+        assert (await scene.answers.picture()).requests_total == 10
+        assert "shoal_requests_total 10\n" in await scene.answers.metrics()
+
+    play(tmp_path, act)
+
+
+def test_a_worker_that_ends_while_it_is_asked_is_counted_once(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        process = scene.workers.processes[0]
+        await scene.answers.picture()
+        link = process.seat.link
+        assert link is not None
+        ask = link.snapshot
+
+        async def answer_and_end() -> Snapshot:
+            answer = await ask()
+            scene.extra = ["--crash-before-ready"]
+            process.child.signal(signal.SIGKILL)
+            await until(lambda: process.seat.link is None)
+            scene.answers.lost("0.1")
+            return answer
+
+        link.snapshot = answer_and_end  # type: ignore[method-assign]
+        picture = await scene.answers.picture()
+        assert (picture.requests_total, picture.is_partial) == (10, True)
+
+    play(tmp_path, act)
+
+
+def test_silence_of_a_worker_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        pulse = Pulse(scene.workers)
+        pulse._silent_since["0.0"] = 1.0
+        await pulse.read()
+        assert pulse._silent_since == {}
+
+    play(tmp_path, act)
+
+
+def test_the_hash_key_of_workers_is_in_their_environment_and_not_in_their_arguments(tmp_path: Path) -> None:
+    async def act() -> None:
+        workers = Workers(1, tmp_path, Scene(tmp_path).command, Ledger(), {"SHOAL_HASH_KEY": "c0ffee"})
+        workers.start()
+        try:
+            await until(lambda: workers.processes[0].ready.is_set())
+            proc = Path(f"/proc/{workers.processes[0].child.pid}")
+            assert b"SHOAL_HASH_KEY=c0ffee" in (proc / "environ").read_bytes().split(b"\0")
+            assert b"c0ffee" not in (proc / "cmdline").read_bytes()
+        finally:
+            await workers.stop()
+
+    asyncio.run(act())
+
+
+def test_workers_log_at_the_level_and_in_the_format_of_the_pool() -> None:
+    command = worker_command(Path("config.yaml"), 2, 7, "json", "debug")
+    options = parser().parse_args([*command("1", Path("s"), Path("a"))][3:])
+    assert (options.log_format, options.log_level, options.seed, options.workers) == ("json", "debug", 8, 2)

@@ -14,6 +14,8 @@ from shoal.kernel import ConfigError
 
 ADMIN_SOCKET = "admin.sock"
 _LOCK = "lock"
+# What Envoy reads keys of engines and private keys from.
+_SECRETS = ("envoy/eds/*", "envoy/sds/*")
 _LONGEST_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its final zero
 _LONGEST_SOCKET_NAME_BYTES = 20
 
@@ -65,7 +67,7 @@ class RunDir:
         self._descriptor = -1
 
     def open(self) -> None:
-        """Make the directory (mode 0700), lock it, and clear sockets that a dead owner left."""
+        """Make the directory (mode 0700), lock it, and clear what a dead owner left of sockets and secrets."""
         longest = len(os.fsencode(self.path)) + 1 + _LONGEST_SOCKET_NAME_BYTES
         if longest > _LONGEST_SOCKET_PATH_BYTES:
             raise ConfigError(
@@ -77,23 +79,26 @@ class RunDir:
                 _make_private(root())
             _make_private(self.path)
             self._lock()
-            for stale in self.path.glob("*.sock"):
-                stale.unlink()
+            self._clear()
         except OSError as error:
             raise ConfigError(f"cannot use run directory {self.path}: {error.strerror}; see --run-dir") from error
 
     def close(self) -> None:
-        """Remove the sockets and let go of the lock.  Files stay, for whoever looks into a crash."""
+        """Remove sockets and secrets and let go of the lock.  Other files stay, for whoever looks into a crash."""
         if self._descriptor < 0:
             return
-        for stale in self.path.glob("*.sock"):
-            stale.unlink(missing_ok=True)
+        self._clear()
         os.close(self._descriptor)
         self._descriptor = -1
 
     def file(self, name: str) -> Path:
         """Return the path of `name` in the directory."""
         return self.path / name
+
+    def _clear(self) -> None:
+        for pattern in (*_SECRETS, "*.sock"):
+            for stale in self.path.glob(pattern):
+                stale.unlink(missing_ok=True)
 
     def _lock(self) -> None:
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

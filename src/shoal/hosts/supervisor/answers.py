@@ -69,7 +69,7 @@ class PoolAnswers:
     async def picture(self) -> PoolPicture:
         """Return the whole pool in one picture."""
         seats = self._seats()
-        answers = await _ask_all(seats, lambda link: link.snapshot())
+        answers = self._of_present(seats, await _ask_all(seats, lambda link: link.snapshot()))
         heard = [answer for answer in answers if answer is not None]
         for seat, answer in zip(seats, answers, strict=True):
             if answer is not None:
@@ -99,8 +99,9 @@ class PoolAnswers:
         return text(merge([[up], self._families(), self._counts.merged(frozenset(silent))]))
 
     def saw(self, incarnation: str, snapshot: Snapshot) -> None:
-        """Take a worker's snapshot, to count with when the worker is gone."""
-        self._last[incarnation] = snapshot
+        """Take a worker's snapshot, to count with when the worker is gone; one that comes after its end is too late."""
+        if incarnation in self._present():
+            self._last[incarnation] = snapshot
 
     def lost(self, incarnation: str) -> None:
         """Keep in the sums what a worker that is gone had counted."""
@@ -134,8 +135,16 @@ class PoolAnswers:
         ]
         return Explained(request_id=request_id, found=found, silent=sorted(silent))
 
+    def _present(self) -> set[str]:
+        return {seat.incarnation for seat in self._seats() if seat.link is not None}
+
+    def _of_present(self, seats: Sequence[Seat], answers: Sequence[T | None]) -> list[T | None]:
+        """The answers without those of workers that ended meanwhile: their counts are in the sums already."""
+        present = self._present()
+        return [answer if seat.incarnation in present else None for seat, answer in zip(seats, answers, strict=True)]
+
     async def _read_counts(self, seats: Sequence[Seat]) -> set[str]:
-        pages = await _ask_all(seats, lambda link: link.families())
+        pages = self._of_present(seats, await _ask_all(seats, lambda link: link.families()))
         silent: set[str] = set()
         for seat, page in zip(seats, pages, strict=True):
             if page is None:

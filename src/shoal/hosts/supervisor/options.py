@@ -38,6 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     engine_args: tuple[str, ...] = ()
     log_format: str = "text"
+    log_level: str = "info"
     seed: int = 0
     drain_s: float | None = None
 

@@ -20,6 +20,9 @@ from shoal.hosts.supervisor.pulse import Pulse
 from shoal.hosts.supervisor.settings import Ground, envoy_settings, targets_of
 from shoal.hosts.supervisor.workers import Workers, worker_command
 
+HASH_KEY = "SHOAL_HASH_KEY"
+"""Where workers find the key of the prompt hash: in their environment, which other users cannot read."""
+
 
 class Parts(NamedTuple):
     """Everything that a pool is made of."""
@@ -57,11 +60,10 @@ def build(
         configuration.accept_into(run_dir),
         options.workers,
         options.seed,
-        secrets.token_hex(8),
-        run_dir,
         options.log_format,
+        options.log_level,
     )
-    workers = Workers(options.workers, run_dir, command, ledger)
+    workers = Workers(options.workers, run_dir, command, ledger, {HASH_KEY: secrets.token_hex(8)})
     pulse = Pulse(workers)
     outlet: list[FleetGate] = []
     keeper = FleetKeeper(

@@ -64,6 +64,8 @@ class Pulse:
     async def read(self) -> None:
         """Take one reading of every worker that has been in service."""
         processes = [process for process in self._workers.processes if process.seat.link is not None]
+        present = {process.incarnation for process in processes}
+        self._silent_since = {name: since for name, since in self._silent_since.items() if name in present}
         answers = await asyncio.gather(*(self._ask(process) for process in processes))
         inflight: Counter[str] = Counter()
         for answer in answers:

@@ -39,8 +39,13 @@ def drain_s_of(options: Options, pool: PoolSettings) -> float:
     return options.drain_s if options.drain_s is not None else pool.drain_timeout_s
 
 
-def envoy_settings(pool: PoolSettings, ground: Ground, run_dir: Path) -> EnvoySettings:
-    """Return Envoy's settings, without pickers and TLS groups of engines."""
+def envoy_settings(
+    pool: PoolSettings, ground: Ground, run_dir: Path, response_headers: tuple[str, ...] = ("x-session-token",)
+) -> EnvoySettings:
+    """Return Envoy's settings, without pickers and TLS groups of engines.
+
+    response_headers: those of the configuration, which its plugins may give.
+    """
     plain = EnvoySettings(run_dir=str(run_dir), host=ground.host, port=ground.port, pickers=())
     limits, retries = pool.limits, pool.retries
     return msgspec.structs.replace(
@@ -59,6 +64,7 @@ def envoy_settings(pool: PoolSettings, ground: Ground, run_dir: Path) -> EnvoySe
         retries=msgspec.structs.replace(
             plain.retries, attempts=retries.attempts + 1, budget_ratio=retries.budget_ratio
         ),
+        response_headers=response_headers,
         concurrency=max(2, min(8, os.cpu_count() or 2)),
     )
 

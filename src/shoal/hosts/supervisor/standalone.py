@@ -7,6 +7,7 @@ API is that of a pool with one worker, so the operator's verbs work alike.
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +31,9 @@ from shoal.hosts.supervisor.configuration import Configuration
 from shoal.hosts.supervisor.configured import ConfiguredBackends
 from shoal.hosts.supervisor.link import WorkerLink
 from shoal.hosts.supervisor.ports import check_port
+from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.server import AdminServer, NotFound
-from shoal.hosts.supervisor.settings import targets_of
+from shoal.hosts.supervisor.settings import needs_new_workers, targets_of
 from shoal.kernel import ConfigError
 from shoal.pool import EndpointState
 from shoal.routing import Configured, Event
@@ -75,6 +77,7 @@ async def run_picker(options: PickerOptions) -> int:
     """Run the picker until a signal ends it; returns the exit status.  Raises ConfigError before anything starts."""
     options.check()
     configuration = Configuration(options.config)
+    preflight(configuration.config.pool)
     backends = ConfiguredBackends(targets_of(configuration.config.pool))
     sources = [*_sources(options, configuration.config), backends]
     credentials = _credentials(options.cert_dir)
@@ -107,6 +110,7 @@ class StandalonePicker(Worker):
         run_dir: Path,
     ) -> None:
         flags = ["--socket", "", "--admin", str(run_dir / _WORKER_SOCKET), "--seed", str(options.seed)]
+        flags += ["--hash-key", secrets.token_hex(8)]
         super().__init__(parser().parse_args(flags), configuration.config, configuration.text)
         self._picker_options = options
         self._configuration = configuration
@@ -114,7 +118,7 @@ class StandalonePicker(Worker):
         self._credentials = credentials
         self._run_dir = run_dir
         self._started_at = monotonic()
-        self._refused = ""
+        self._refused = self._stuck = ""
         self._keeper = FleetKeeper(sources, self._take, busy=self._is_busy, seed=options.seed)
         self._link = WorkerLink(run_dir / _WORKER_SOCKET)
         self._answers = PoolAnswers(self._seats, self._about)
@@ -183,6 +187,7 @@ class StandalonePicker(Worker):
         """Read the configuration again; a bad one is refused and the old one goes on.  Raises ConfigError."""
         try:
             text, config = await asyncio.to_thread(self._configuration.candidate)
+            await asyncio.to_thread(preflight, config.pool)
             targets = await asyncio.to_thread(targets_of, config.pool)
         except ConfigError as error:
             self._refused = str(error)
@@ -192,8 +197,13 @@ class StandalonePicker(Worker):
         self._backends.replace(targets)
         self._take([Configured(text)])
         self._refused = ""
-        _log.info("configuration accepted", source=self._configuration.source)
-        return f"configuration of {self._configuration.source} is in use"
+        source = self._configuration.source
+        _log.info("configuration accepted", source=source)
+        stuck = stuck_since(self._configuration.at_start, config)
+        self._stuck = f"these settings take effect at the next start: {', '.join(stuck)}" if stuck else ""
+        if self._stuck:
+            _log.warning("these settings take effect at the next start", settings=", ".join(stuck))
+        return f"configuration of {source} is in use" + (f"; at the next start: {', '.join(stuck)}" if stuck else "")
 
     async def upgrade(self) -> str:
         """Refuse: one process cannot replace itself without its gateway noticing."""
@@ -216,15 +226,14 @@ class StandalonePicker(Worker):
             self.driver.feed(event)
 
     def _is_busy(self, endpoint_id: str) -> bool:
-        status = self.driver.router.status()
-        return any(each.inflight_requests for each in status.endpoints if each.id == endpoint_id)
+        return self.driver.router.inflight_at(endpoint_id) > 0
 
     def _seats(self) -> list[Seat]:
         return [Seat(picker="0", incarnation="0.1", link=self._link, pid=os.getpid(), state="serving")]
 
     def _about(self) -> PoolPicture:
         options = self._picker_options
-        warnings = [each for each in (self.why_not_ready(), self._refused) if each]
+        warnings = [each for each in (self.why_not_ready(), self._refused, self._stuck) if each]
         return PoolPicture(
             url=f"grpc://{_bracketed(options.host)}:{options.grpc_port}",
             pid=os.getpid(),
@@ -293,6 +302,12 @@ class StandalonePicker(Worker):
                 _log.info("no endpoint to pick", why=why_not)
                 report_at = loop.time() + _REPORT_S
             await asyncio.sleep(_LOOK_S)
+
+
+def stuck_since(before: RouterConfig, after: RouterConfig) -> list[str]:
+    """Return the settings of `after` that only a new picker reads.  before: the configuration of the start."""
+    found = needs_new_workers(before.pool, after.pool)
+    return found + (["dataLayer.discovery"] if after.discovery != before.discovery else [])
 
 
 def _sources(options: PickerOptions, config: RouterConfig) -> list[Source]:

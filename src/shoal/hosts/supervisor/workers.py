@@ -54,6 +54,7 @@ class WorkerProcess:
         run_dir: Path,
         command: Command,
         ledger: Ledger,
+        env: dict[str, str],
         next_number: Callable[[], int],
         in_service: Callable[["WorkerProcess"], None],
         lost: Callable[[str], None],
@@ -72,7 +73,7 @@ class WorkerProcess:
         self._link: WorkerLink | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self.child = Child(f"picker-{picker}", self._argv, on_start=self._warm, on_exit=self._ended)
+        self.child = Child(f"picker-{picker}", self._argv, on_start=self._warm, on_exit=self._ended, env=env)
 
     @property
     def incarnation(self) -> str:
@@ -150,7 +151,7 @@ class WorkerProcess:
 
 
 class Workers:
-    """The slots `0` to `count - 1`."""
+    """The slots `0` to `count - 1`.  env: added to the environment of each process."""
 
     def __init__(
         self,
@@ -158,7 +159,9 @@ class Workers:
         run_dir: Path,
         command: Command,
         ledger: Ledger,
+        env: dict[str, str] | None = None,
     ) -> None:
+        self._env = env or {}
         self._run_dir = run_dir
         self._command = command
         self._ledger = ledger
@@ -267,6 +270,7 @@ class Workers:
             self._run_dir,
             self._command,
             self._ledger,
+            self._env,
             self._next,
             self._in_service,
             lambda name: self._lost(name),
@@ -303,15 +307,14 @@ async def _comes_up(process: WorkerProcess) -> bool:
     return True
 
 
-def worker_command(config: Path, count: int, seed: int, hash_key: str, run_dir: Path, log_format: str) -> Command:
+def worker_command(config: Path, count: int, seed: int, log_format: str, log_level: str) -> Command:
     """Return the maker of a picker worker's argv."""
 
     def argv(picker: str, socket: Path, admin: Path) -> list[str]:
         return [
             *(sys.executable, "-m", "shoal.hosts.extproc", "--socket", str(socket), "--admin", str(admin)),
             *("--picker-id", picker, "--workers", str(count), "--config", str(config)),
-            *("--seed", str(seed + int(picker)), "--hash-key", hash_key),
-            *("--run-dir", str(run_dir), "--log-format", log_format),
+            *("--seed", str(seed + int(picker)), "--log-format", log_format, "--log-level", log_level),
         ]
 
     return argv
