@@ -347,3 +347,13 @@ def test_the_example_on_the_page_loads() -> None:
 def test_models_of_a_backend_are_asked_from_it_and_no_setting() -> None:
     error = failure(POOL + "backends:\n- {url: 'http://10.0.0.1:8000', models: [a]}\n")
     assert error.path == "backends[0].models"
+
+
+@pytest.mark.parametrize("header", ["id", "content-length", "x-shoal-request-id", "a%b", "a)b"])
+def test_a_response_header_that_a_gateway_cannot_take_is_refused_with_its_line(header: str) -> None:
+    error = failure(
+        LLM_D
+        + "plugins:\n- type: session-affinity-scorer\n"
+        + f"  parameters: {{encodedEndpointHeaderConfig: {{header: '{header}'}}}}\n"
+    )
+    assert (error.line, error.message) == (4, f"the response header {header!r} cannot be given by a plugin")

@@ -51,7 +51,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     these producers, the defaults where the file names none.  discovery: the endpoints file that the configuration
     names, None for none.  pool: host settings.  stated: paths of `pool` that the file gives, as `listen.port`, so
     that a flag knows whether it overrides.  rewrites: model name ("" for any) -> weighted targets.  objectives: name
-    -> priority.  request_headers: lower-case names that plugins read.  warnings: lines for the operator.
+    -> priority.  request_headers: lower-case names that plugins read.  response_headers: those
+    that plugins may give.  warnings: lines for the operator.
     """
 
     policy: Policy
@@ -65,6 +66,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     objectives: Mapping[str, int]
     data_layer: DataLayer
     request_headers: tuple[str, ...]
+    response_headers: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
@@ -149,6 +151,7 @@ def load(text: str, source: str, registry: Registry | None = None) -> RouterConf
         objectives={document.metadata.name: document.spec.priority for document in documents.objectives},
         data_layer=picker.data_layer,
         request_headers=plugins.request_headers(),
+        response_headers=plugins.response_headers(),
         warnings=(*reader.warnings, *documents.warnings),
     )
 

@@ -6,6 +6,7 @@ something out.
 
 import difflib
 import math
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,11 +17,17 @@ from shoal.scheduling import Filter, Named, Picker, Policy, Profile, Registry, S
 from shoal.scheduling.expected_wait import ExpectedWaitScorer
 from shoal.scheduling.handlers import SingleProfileHandler
 from shoal.scheduling.pickers import MaxScorePicker
-from shoal.scheduling.plugin import Connected, Deprecated, Ignored, Listening, Ref
+from shoal.scheduling.plugin import Answering, Connected, Deprecated, Ignored, Listening, Ref
 from shoal.scheduling.schema import parameters
 
 T = TypeVar("T")
 DEFAULT_PROFILE = "default"
+_HEADER = re.compile(r"[a-z0-9][a-z0-9._-]*")
+# What frames an answer, and the names under which a picker tells the gateway other things.
+_RESERVED = frozenset(
+    ("connection", "content-encoding", "content-length", "content-type", "date", "server", "transfer-encoding")
+    + ("id", "picker", "refused")
+)
 
 
 class ConfiguredPlugin(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +124,21 @@ class Plugins:
         """Return the request headers that the plugins read, sorted."""
         listening = [each.plugin for each in self._by_name.values() if isinstance(each.plugin, Listening)]
         return tuple(sorted({header for plugin in listening for header in plugin.request_headers()}))
+
+    def response_headers(self) -> tuple[str, ...]:
+        """Return the response headers that the plugins may give, sorted, after checking that they can be given."""
+        found: set[str] = set()
+        for name, each in self._by_name.items():
+            path = self._paths.get(name, "plugins")
+            if not isinstance(each.plugin, Answering):
+                if hasattr(each.plugin, "response_headers"):
+                    raise self._reader.error(path, f"{each.type} gives response headers without response_header_names")
+                continue
+            for header in each.plugin.response_header_names():
+                if not _HEADER.fullmatch(header) or header in _RESERVED or header.startswith("x-shoal-"):
+                    raise self._reader.error(path, f"the response header {header[:80]!r} cannot be given by a plugin")
+                found.add(header)
+        return tuple(sorted(found))
 
 
 def build_policy(specs: tuple[ProfileSpec, ...], plugins: Plugins, reader: Reader, fallbacks: int) -> Policy:

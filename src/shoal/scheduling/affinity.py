@@ -58,6 +58,8 @@ class Sessions(Protocol):
 
     def endpoint_left(self, endpoint_id: str) -> None: ...
 
+    def response_header_names(self) -> tuple[str, ...]: ...
+
     def response_headers(self, request: Request, decision: Decision) -> Headers: ...
 
     def adopt(self, previous: "Sessions") -> None: ...
@@ -88,6 +90,9 @@ class EncodedEndpoints:
 
     def endpoint_left(self, endpoint_id: str) -> None:
         pass
+
+    def response_header_names(self) -> tuple[str, ...]:
+        return (self._header,)
 
     def response_headers(self, request: Request, decision: Decision) -> Headers:
         return ((self._header, base64.b64encode(decision.chosen[0].encode()).decode()),)
@@ -175,6 +180,9 @@ class BoundSessions:
         # Bindings to it are replaced at the session's next request, since it is no longer offered.
         pass
 
+    def response_header_names(self) -> tuple[str, ...]:
+        return ()
+
     def response_headers(self, request: Request, decision: Decision) -> Headers:
         return ()
 
@@ -212,14 +220,12 @@ class Pins:
         return mask
 
     def adopt(self, previous: object) -> None:
-        if isinstance(previous, SessionAffinityFilter | SessionAffinityScorer):
+        if isinstance(previous, _SessionAffinity):
             self.sessions.adopt(previous.pins.sessions)
 
 
-class SessionAffinityFilter:
-    """Keeps only the endpoint that serves the session; all candidates when it has none or that one is not offered."""
-
-    type: ClassVar[str] = "session-affinity-filter"
+class _SessionAffinity:
+    """The parameters of both plugins, and what they do alike."""
 
     def __init__(
         self,
@@ -232,33 +238,26 @@ class SessionAffinityFilter:
         pins = self.pins = Pins(strategy, encoded_endpoint_header_config, session_id_config)
         sessions = pins.sessions
         self.request_headers, self.response_headers = sessions.request_headers, sessions.response_headers
+        self.response_header_names = sessions.response_header_names
         self.dispatched, self.endpoint_left = sessions.dispatched, sessions.endpoint_left
         self.connect, self.adopt = sessions.connect, pins.adopt
+
+
+class SessionAffinityFilter(_SessionAffinity):
+    """Keeps only the endpoint that serves the session; all candidates when it has none or that one is not offered."""
+
+    type: ClassVar[str] = "session-affinity-filter"
 
     def keep(self, request: Request, view: FleetView) -> Mask:
         mask = self.pins.of(request, view)
         return mask if mask.any() else ~mask
 
 
-class SessionAffinityScorer:
+class SessionAffinityScorer(_SessionAffinity):
     """Scores 1 for the endpoint that serves the session, 0 for the others."""
 
     type: ClassVar[str] = "session-affinity-scorer"
     needs: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(
-        self,
-        *,
-        strategy: Strategy = "encoded_endpoint_header",
-        encoded_endpoint_header_config: EncodedConfig = EncodedEndpointHeaderConfig(),
-        session_id_config: IdConfig = SessionIdConfig(),
-        profile_name: ProfileName = "",
-    ) -> None:
-        pins = self.pins = Pins(strategy, encoded_endpoint_header_config, session_id_config)
-        sessions = pins.sessions
-        self.request_headers, self.response_headers = sessions.request_headers, sessions.response_headers
-        self.dispatched, self.endpoint_left = sessions.dispatched, sessions.endpoint_left
-        self.connect, self.adopt = sessions.connect, pins.adopt
 
     def score(self, request: Request, view: FleetView) -> Scores:
         return self.pins.of(request, view).astype(np.float64)

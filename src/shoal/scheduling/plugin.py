@@ -95,6 +95,10 @@ class Observer(Protocol):
 class Answering(Protocol):
     """Adds headers to the client's response."""
 
+    def response_header_names(self) -> tuple[str, ...]:
+        """Return the lower-case names that it may give: the gateway must know them beforehand."""
+        ...
+
     def response_headers(self, request: Request, decision: Decision) -> tuple[tuple[str, str], ...]:
         """Return (lower-case name, value) pairs."""
         ...

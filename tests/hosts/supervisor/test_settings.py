@@ -46,6 +46,16 @@ def test_envoy_is_told_the_limits_retries_and_failure_mode_of_the_configuration(
     assert (settings.tls.certificate, settings.tls.key) == ("a.pem", "b.pem")
 
 
+def test_envoy_is_told_the_response_headers_of_the_plugins() -> None:
+    picker = "---\napiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n"
+    picker += "- type: session-affinity-filter\n"
+    picker += "  parameters: {encodedEndpointHeaderConfig: {header: X-Where}}\n"
+    loaded = config(picker)
+    assert loaded.response_headers == ("x-where",)
+    settings = envoy_settings(loaded.pool, GROUND, Path("/run/x"), loaded.response_headers)
+    assert settings.response_headers == ("x-where",)
+
+
 def test_a_clients_key_stays_here_unless_configured() -> None:
     assert not envoy_settings(config().pool, GROUND, Path("/run/x")).forward_authorization
 
