@@ -31,7 +31,8 @@ async def test_a_port_already_taken_is_one_clear_line() -> None:
         port = holder.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
             await EnvoyProcess(_settings(directory, port)).start()
-        assert str(caught.value) == f"port {port} on 127.0.0.1 is already taken: choose another with --port"
+        assert str(caught.value).startswith(f"port {port} on 127.0.0.1 is already taken by ")
+        assert str(caught.value).endswith("choose another port with --port")
 
 
 async def test_a_port_that_another_envoy_shares_is_taken_too() -> None:
@@ -65,6 +66,44 @@ async def test_a_crashed_envoy_is_started_again() -> None:
         assert crashes == [-signal.SIGKILL]
         assert made.envoy.pid not in (None, before)
         assert (await made.send("/x", made.engines[0].address)).status == 200
+
+
+async def test_an_envoy_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.hosts.envoy.process.HANG_S", 0.1)
+    monkeypatch.setattr("shoal.hosts.envoy.process._LOOK_S", 0.05)
+    monkeypatch.setattr("shoal.hosts.envoy.admin._TIMEOUT", aiohttp.ClientTimeout(total=0.3))
+    async with rig(engines=0, pickers=1) as made:
+        crashes: list[int] = []
+        made.envoy._on_crash = crashes.append
+        assert made.envoy.pid is not None
+        os.kill(made.envoy.pid, signal.SIGSTOP)
+        async with asyncio.timeout(20):
+            while not crashes:
+                await asyncio.sleep(0.05)
+        assert crashes[0] == -signal.SIGKILL
+        monkeypatch.setattr("shoal.hosts.envoy.process.HANG_S", 30.0)
+        async with asyncio.timeout(20):
+            while not await made.envoy.admin.is_live():
+                await asyncio.sleep(0.05)
+
+
+async def test_an_envoy_that_cannot_be_started_again_for_now_is_tried_until_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rig(engines=0, pickers=1) as made:
+        spawn, failures = made.envoy._spawn, [OSError("no room for a process")] * 2
+
+        async def fail_twice(_: EnvoyProcess) -> asyncio.subprocess.Process:
+            if failures:
+                raise failures.pop()
+            return await spawn()
+
+        monkeypatch.setattr(EnvoyProcess, "_spawn", fail_twice)
+        assert made.envoy.pid is not None
+        os.kill(made.envoy.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while failures or not await made.envoy.admin.is_live():
+                await asyncio.sleep(0.05)
 
 
 async def test_a_change_of_settings_needs_no_restart_and_cuts_no_stream() -> None:

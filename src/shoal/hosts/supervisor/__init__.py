@@ -7,14 +7,15 @@ merged admin server, reload and drain.  Not here: routing (every decision is a w
 
 from typing import TYPE_CHECKING
 
-from shoal.hosts.supervisor.leash import leash
+from shoal.hosts.supervisor.backoff import Backoff
+from shoal.hosts.supervisor.leash import leash, leashed
 from shoal.hosts.supervisor.options import Options
 from shoal.hosts.supervisor.ports import check_port, free_port
 
 if TYPE_CHECKING:
     from shoal.hosts.supervisor.supervisor import run as run_pool
 
-__all__ = ["Options", "check_port", "free_port", "leash", "run_pool"]
+__all__ = ["Backoff", "Options", "check_port", "free_port", "leash", "leashed", "run_pool"]
 
 
 def __getattr__(name: str) -> object:
