@@ -25,8 +25,10 @@ DEFAULT_PROFILE = "default"
 _HEADER = re.compile(r"[a-z0-9][a-z0-9._-]*")
 # What frames an answer, and the names under which a picker tells the gateway other things.
 _RESERVED = frozenset(
-    ("connection", "content-encoding", "content-length", "content-type", "date", "server", "transfer-encoding")
-    + ("id", "picker", "refused")
+    (
+        *("connection", "content-encoding", "content-length", "content-type", "date", "server", "transfer-encoding"),
+        *("id", "picker", "refused"),
+    )
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from shoal.hosts.envoy import EndpointAddress, loaded, write_endpoints
-from tests.hosts.envoy.envoy_rig import Rig, free_port, sse
+from tests.hosts.envoy.envoy_rig import Rig, free_port, rig, sse
 
 pytestmark = pytest.mark.e2e
 
@@ -378,3 +378,23 @@ async def test_each_engine_gets_its_own_key_and_never_the_clients(live: Rig) -> 
     assert keys == [[("authorization", "Bearer mine")], []]
     # The picker saw it, to check it.
     assert all(headers["authorization"] == "Bearer client" for picker in live.pickers for headers in picker.seen)
+
+
+async def test_a_forwarded_client_key_reaches_only_engines_without_a_key_under_either_name() -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    async with rig(engines=2, pickers=1, forward_authorization=True) as made:
+        keyed, plain = made.engines
+        await made.fleet(dead, plain.address, EndpointAddress(address=keyed.address, authorization="Bearer mine"))
+        sent: list[dict[str, str]] = [{"x-api-key": "a"}, {"authorization": "b"}, {}]
+        for headers in sent:
+            for target in (keyed, plain):
+                # The first try goes to an engine that may have the client's key.
+                assert (await made.send("/key", f"{dead},{target.address}", headers=headers)).status == 200
+        arrived = [
+            [
+                {k.lower(): v for k, v in got.items() if k.lower() in ("authorization", "x-api-key")}
+                for _, got, _ in engine.requests
+            ]
+            for engine in (keyed, plain)
+        ]
+        assert arrived == [[{"authorization": "Bearer mine"}] * 3, sent]

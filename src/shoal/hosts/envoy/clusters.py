@@ -8,13 +8,17 @@ from typing import Any
 from shoal.hosts.envoy.accesslog import picker_cluster
 from shoal.hosts.envoy.certificates import trust_secret
 from shoal.hosts.envoy.files import source
-from shoal.hosts.envoy.filters import CLIENT_KEY, PICKERS_CLUSTER
+from shoal.hosts.envoy.filters import CLIENT_KEYS, PICKERS_CLUSTER
 from shoal.hosts.envoy.routes import POOL_CLUSTER
 from shoal.hosts.envoy.settings import BackendTls, EnvoySettings, Picker
 from shoal.hosts.envoy.typed import Document, extension, seconds, typed
 
 TARGET_HEADER = "x-gateway-destination-endpoint"
 TLS_MATCH_KEY = "tls"
+# An error in it, as for an engine without metadata, gives no header.
+_CLIENT_KEY_IF_NONE_CONFIGURED = (
+    "%CEL('authorization' in xds.upstream_host_metadata.filter_metadata['shoal'] ? '' : filter_state['{}'])%"
+)
 _SYSTEM_ROOTS = "/etc/ssl/certs/ca-certificates.crt"
 
 
@@ -100,12 +104,12 @@ def _pool(settings: EnvoySettings) -> Document:
 
 def _engine_filters(settings: EnvoySettings) -> list[Document]:
     # Runs per try, when the engine is known; what an earlier try set must not reach this engine.
-    mutations: list[Document] = [{"remove": "authorization"}]
+    mutations: list[Document] = [{"remove": "authorization"}, {"remove": "x-api-key"}]
     if settings.forward_authorization:
-        mutations.append(_authorization(f"%FILTER_STATE({CLIENT_KEY}:PLAIN)%"))
-    else:
-        mutations.append({"remove": "x-api-key"})
-    mutations.append(_authorization("%UPSTREAM_METADATA(shoal:authorization)%"))
+        mutations += [
+            _header(name, _CLIENT_KEY_IF_NONE_CONFIGURED.format(state)) for name, state in CLIENT_KEYS.items()
+        ]
+    mutations.append(_header("authorization", "%UPSTREAM_METADATA(shoal:authorization)%"))
     return [
         extension(
             "envoy.filters.http.header_mutation",
@@ -116,10 +120,10 @@ def _engine_filters(settings: EnvoySettings) -> list[Document]:
     ]
 
 
-def _authorization(value: str) -> Document:
+def _header(name: str, value: str) -> Document:
     return {
         "append": {
-            "header": {"key": "authorization", "value": value},
+            "header": {"key": name, "value": value},
             "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
         }
     }

@@ -61,12 +61,9 @@ async def loaded(admin: EnvoyAdmin, version: str, *, timeout_s: float = 10.0) ->
 def _member(endpoint: EndpointAddress) -> Document:
     host, _, port = endpoint.address.rpartition(":")
     address = {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
-    metadata: Document = {}
+    # The cluster asks `shoal` of every engine whether it has a key, so the name is always there.
+    own = {"authorization": endpoint.authorization} if endpoint.authorization else {"is_keyless": True}
+    metadata: Document = {"shoal": own}
     if endpoint.tls:
         metadata["envoy.transport_socket_match"] = {TLS_MATCH_KEY: endpoint.tls}
-    if endpoint.authorization:
-        metadata["shoal"] = {"authorization": endpoint.authorization}
-    member: Document = {"endpoint": {"address": address}}
-    if metadata:
-        member["metadata"] = {"filter_metadata": metadata}
-    return member
+    return {"endpoint": {"address": address}, "metadata": {"filter_metadata": metadata}}

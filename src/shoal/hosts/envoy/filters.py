@@ -16,7 +16,7 @@ _PICKER_RETRIES = (
     *("connect-failure", "refused-stream", "reset-before-request"),
     *("unavailable", "cancelled", "resource-exhausted"),
 )
-CLIENT_KEY = "shoal.client_key"
+CLIENT_KEYS = {"authorization": "shoal.client_authorization", "x-api-key": "shoal.client_api_key"}
 
 
 def http_filters(settings: EnvoySettings) -> list[Document]:
@@ -94,21 +94,22 @@ def _guard() -> Document:
 
 
 def _keep_client_key() -> Document:
-    """Put the client's key aside, where no record shows it; the pool's cluster gives it to engines without a key."""
+    """Put the client's keys aside, where no record shows them; the pool's cluster gives them to engines without one."""
     return extension(
         "envoy.filters.http.set_filter_state",
         "extensions.filters.http.set_filter_state.v3.Config",
         on_request_headers=[
             {
-                "object_key": CLIENT_KEY,
+                "object_key": state,
                 "factory_key": "envoy.string",
                 "format_string": {
-                    "text_format_source": {"inline_string": "%REQ(authorization)%"},
+                    "text_format_source": {"inline_string": f"%REQ({name})%"},
                     "omit_empty_values": True,
                 },
                 "shared_with_upstream": "TRANSITIVE",
                 "skip_if_empty": True,
             }
+            for name, state in CLIENT_KEYS.items()
         ],
     )
 
