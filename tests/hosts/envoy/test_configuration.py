@@ -7,7 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.hosts.envoy import EndpointAddress, EnvoySettings, FailureMode, Picker, write_config, write_endpoints
+from shoal.hosts.envoy import (
+    BackendTls,
+    EndpointAddress,
+    EnvoySettings,
+    FailureMode,
+    Picker,
+    certificates,
+    write_config,
+    write_endpoints,
+)
 from shoal.hosts.envoy.accesslog import access_loggers
 from shoal.hosts.envoy.clusters import clusters
 from shoal.hosts.envoy.files import write_document
@@ -16,6 +25,7 @@ from shoal.hosts.envoy.listeners import listeners
 from shoal.hosts.envoy.routes import route_configuration
 from shoal.hosts.envoy.settings import CONTROL_HEADERS, Clocks
 from shoal.hosts.envoy.typed import seconds
+from shoal.kernel import ConfigError
 
 PICKERS = (Picker(id="0", socket="/run/p0"), Picker(id="1", socket="/run/p1"))
 
@@ -132,3 +142,21 @@ def test_writing_the_configuration_again_keeps_the_fleet(tmp_path: Path) -> None
     write_config(msgspec.structs.replace(of, clocks=Clocks(upload_s=7.0)))
     assert (tmp_path / "eds" / "eds.json").read_bytes() == fleet
     assert "7s" in (tmp_path / "lds" / "lds.json").read_text()
+
+
+def test_without_https_backends_no_file_of_roots_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file")
+    pool = next(one for one in clusters(settings()) if one["name"] == "engines")
+    assert [match["name"] for match in pool["transport_socket_matches"]] == ["plain"]
+
+
+def test_the_systems_roots_are_where_its_tls_library_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots = tmp_path / "roots.pem"
+    roots.write_text("")
+    monkeypatch.setenv("SSL_CERT_FILE", str(roots))
+    pool = next(one for one in clusters(settings(backend_tls=(BackendTls(),))) if one["name"] == "engines")
+    assert str(roots) in json.dumps(pool["transport_socket_matches"])
+    monkeypatch.setattr(certificates, "_USUAL_ROOTS", ())
+    roots.unlink()
+    with pytest.raises(ConfigError, match="ca_file"):
+        clusters(settings(backend_tls=(BackendTls(),)))

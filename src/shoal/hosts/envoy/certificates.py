@@ -13,6 +13,15 @@ from shoal.hosts.envoy.typed import Document, typed
 from shoal.kernel import ConfigError
 
 LISTENER_SECRET = "listener"
+_USUAL_ROOTS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+
+
+def system_roots() -> str:
+    """Return the file with the roots that this system trusts; Envoy takes no directory.  Raises ConfigError."""
+    for path in (ssl.get_default_verify_paths().cafile, *_USUAL_ROOTS):
+        if path and Path(path).is_file():
+            return path
+    raise ConfigError("this system has no file of trusted roots for https backends: give ca_file, or set SSL_CERT_FILE")
 
 
 def trust_secret(name: str) -> str:

@@ -6,7 +6,7 @@ Owns connection limits and the load balancing that is used when no picker has ch
 from typing import Any
 
 from shoal.hosts.envoy.accesslog import picker_cluster
-from shoal.hosts.envoy.certificates import trust_secret
+from shoal.hosts.envoy.certificates import system_roots, trust_secret
 from shoal.hosts.envoy.files import source
 from shoal.hosts.envoy.filters import CLIENT_KEYS, PICKERS_CLUSTER
 from shoal.hosts.envoy.routes import POOL_CLUSTER
@@ -19,7 +19,6 @@ TLS_MATCH_KEY = "tls"
 _CLIENT_KEY_IF_NONE_CONFIGURED = (
     "%CEL('authorization' in xds.upstream_host_metadata.filter_metadata['shoal'] ? '' : filter_state['{}'])%"
 )
-_SYSTEM_ROOTS = "/etc/ssl/certs/ca-certificates.crt"
 
 
 def clusters(settings: EnvoySettings) -> list[Document]:
@@ -145,7 +144,7 @@ def _tls_match(settings: EnvoySettings, group: BackendTls) -> Document:
             "sds_config": source(settings.run_dir, "sds", trust_secret(group.name)),
         }
     elif group.is_verified:
-        roots: Document = {"trusted_ca": {"filename": _SYSTEM_ROOTS}}
+        roots: Document = {"trusted_ca": {"filename": system_roots()}}
         if group.sni:
             roots["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": group.sni}}]
         context["validation_context"] = roots

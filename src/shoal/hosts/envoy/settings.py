@@ -134,7 +134,7 @@ class EnvoySettings(msgspec.Struct, frozen=True, kw_only=True):
     clocks: Clocks = Clocks()
     retries: Retries = Retries()
     tls: ListenerTls | None = None
-    backend_tls: tuple[BackendTls, ...] = (BackendTls(),)
+    backend_tls: tuple[BackendTls, ...] = ()
     concurrency: int = 2
     control_headers: tuple[str, ...] = CONTROL_HEADERS
     control_prefixes: tuple[str, ...] = ("x-shoal-internal-", "x-envoy-")
