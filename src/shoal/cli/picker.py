@@ -99,6 +99,9 @@ def run(args: argparse.Namespace) -> int:
         drain_s=args.drain_timeout,
     )
     logs.setup(args.log_format, args.log_level)
+    for flag in (*_ACCEPTED, "tracing"):
+        if value := getattr(args, flag.replace("-", "_")):
+            logs.get("picker").warning("this flag changes nothing here", flag=f"--{flag}", value=value)
     return uvloop.run(run_picker(options))
 
 

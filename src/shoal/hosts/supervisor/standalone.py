@@ -25,11 +25,12 @@ from shoal.hosts.admin import ADMIN_SOCKET, PoolPicture, RunDir, default_for
 from shoal.hosts.extproc.admin import WorkerAdmin
 from shoal.hosts.extproc.service import serve, set_serving
 from shoal.hosts.extproc.worker import Worker, parser
-from shoal.hosts.fleet import FileSource, FleetKeeper, Source, StaticSource, UnknownEndpoint, parse_url
+from shoal.hosts.fleet import FleetKeeper, Source, UnknownEndpoint, parse_url
 from shoal.hosts.supervisor.answers import PoolAnswers, Seat
 from shoal.hosts.supervisor.configuration import Configuration
 from shoal.hosts.supervisor.configured import ConfiguredBackends
 from shoal.hosts.supervisor.link import WorkerLink
+from shoal.hosts.supervisor.named import named_sources
 from shoal.hosts.supervisor.ports import check_port
 from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.server import AdminServer, NotFound
@@ -79,7 +80,9 @@ async def run_picker(options: PickerOptions) -> int:
     configuration = Configuration(options.config)
     preflight(configuration.config.pool)
     backends = ConfiguredBackends(targets_of(configuration.config.pool))
-    sources = [*_sources(options, configuration.config), backends]
+    sources = named_sources(options.backends, options.backends_file, configuration.config)
+    if not (sources or configuration.config.pool.backends):
+        raise ConfigError(NOTHING_TO_PICK)
     credentials = _credentials(options.cert_dir)
     for host, port, flag in (
         (options.host, options.grpc_port, "--grpc-port"),
@@ -91,7 +94,7 @@ async def run_picker(options: PickerOptions) -> int:
     run_dir = RunDir(options.run_dir or default_for(options.grpc_port))
     run_dir.open()
     try:
-        await StandalonePicker(options, configuration, sources, backends, credentials, run_dir.path).run()
+        await StandalonePicker(options, configuration, [*sources, backends], backends, credentials, run_dir.path).run()
     finally:
         run_dir.close()
     return 0
@@ -308,19 +311,6 @@ def stuck_since(before: RouterConfig, after: RouterConfig) -> list[str]:
     """Return the settings of `after` that only a new picker reads.  before: the configuration of the start."""
     found = needs_new_workers(before.pool, after.pool)
     return found + (["dataLayer.discovery"] if after.discovery != before.discovery else [])
-
-
-def _sources(options: PickerOptions, config: RouterConfig) -> list[Source]:
-    sources: list[Source] = []
-    if options.backends:
-        sources.append(StaticSource([parse_url(url) for url in options.backends]))
-    if options.backends_file is not None:
-        sources.append(FileSource(options.backends_file))
-    if config.discovery is not None:
-        sources.append(FileSource(Path(config.discovery.path)))
-    if not (sources or config.pool.backends):
-        raise ConfigError(NOTHING_TO_PICK)
-    return sources
 
 
 def _credentials(cert_dir: Path | None) -> grpc.ServerCredentials | None:

@@ -7,17 +7,16 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shoal.hosts import logs
 from shoal.hosts.admin import ADMIN_SOCKET, RunDir, default_for
-from shoal.hosts.fleet import FileSource, Source, StaticSource, parse_url
 from shoal.hosts.supervisor.announcement import what_is_open
 from shoal.hosts.supervisor.answers import PoolAnswers
 from shoal.hosts.supervisor.configuration import Configuration
+from shoal.hosts.supervisor.named import named_sources
 from shoal.hosts.supervisor.operations import PoolOperations
 from shoal.hosts.supervisor.options import NOTHING_TO_SERVE, Options
 from shoal.hosts.supervisor.parts import Parts, build
@@ -27,7 +26,6 @@ from shoal.hosts.supervisor.server import AdminServer
 from shoal.hosts.supervisor.settings import drain_s_of, ground_of
 from shoal.hosts.supervisor.vitals import Vitals, standing_warnings
 from shoal.kernel import ConfigError
-from shoal.routing.config import RouterConfig
 
 METRICS_HOST = "127.0.0.1"
 """Metrics name models and tenants: they are for this machine, never for the network."""
@@ -47,7 +45,9 @@ async def run(options: Options) -> int:
     options.check()
     configuration = Configuration(options.config)
     preflight(configuration.config.pool)
-    sources = _sources(options, configuration.config)
+    sources = named_sources(options.backends, options.backends_file, configuration.config)
+    if not (sources or options.engines or configuration.config.pool.backends):
+        raise ConfigError(NOTHING_TO_SERVE)
     ground = ground_of(options, configuration.config.pool)
     if not ground.port:
         ground = msgspec.structs.replace(ground, port=free_port(ground.host))
@@ -191,19 +191,6 @@ class RunningPool:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("bug in the supervisor", task=task.get_name(), error=repr(error))
-
-
-def _sources(options: Options, config: RouterConfig) -> list[Source]:
-    sources: list[Source] = []
-    if options.backends:
-        sources.append(StaticSource([parse_url(url) for url in options.backends]))
-    if options.backends_file is not None:
-        sources.append(FileSource(options.backends_file))
-    if config.discovery is not None:
-        sources.append(FileSource(Path(config.discovery.path)))
-    if not (sources or options.engines or config.pool.backends):
-        raise ConfigError(NOTHING_TO_SERVE)
-    return sources
 
 
 async def _quietly(work: Coroutine[Any, Any, object]) -> None:
