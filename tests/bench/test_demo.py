@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from shoal.cli.demo import Show, table, traffic
+from shoal.cli.demo import Show, doubt, table, traffic
 from shoal.engine import PROFILES
 from shoal.hosts.load import Sample, summarise
 
@@ -36,3 +36,12 @@ def test_the_table_compares_both_runs() -> None:
     text = out.getvalue()
     for word in ("400 ms", "100 ms", "4.0 x", "10%", "80%", "1.50", "errors"):
         assert word in text
+
+
+def test_figures_of_a_busy_machine_are_called_approximate_once() -> None:
+    def show(lag_p99_s: float) -> Show:
+        return Show("x", "m", summarise("demo", [], duration_s=1.0, lag_p99_s=lag_p99_s))
+
+    assert doubt([show(0.001), show(0.002)]) == ""
+    expected = "figures are approximate: this machine was busy (loop lag p99 40 ms)"
+    assert doubt([show(0.04), show(0.02)]) == expected

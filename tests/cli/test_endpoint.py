@@ -13,6 +13,11 @@ def test_add_and_remove_reach_the_pool(pool: FakePool, capsys: pytest.CaptureFix
     assert "added 10.0.0.9:8000" in capsys.readouterr().out
 
 
+def test_the_pool_may_be_named_before_the_operation(pool: FakePool) -> None:
+    assert main(["endpoint", *pool.flags, "add", "http://10.0.0.9:8000"]) == 0
+    assert pool.operations.asked == ["add http://10.0.0.9:8000"]
+
+
 def test_drain_waits_until_the_endpoint_has_left(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["endpoint", "drain", "a", *pool.flags]) == 0
     assert pool.answers.readings >= 4

@@ -42,6 +42,24 @@ def test_keys_are_appended_to_a_private_file(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == "alice: 1 key\nbob: 1 key\n"
 
 
+def test_a_second_key_of_a_name_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys"
+    assert shoal("new", "alice", "--file", str(path)) == 0
+    assert "keys now" not in capsys.readouterr().out
+    assert shoal("new", "alice", "--file", str(path)) == 0
+    assert "alice has 2 keys now" in capsys.readouterr().out
+
+
+def test_nothing_is_appended_to_a_file_that_would_not_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("canary\n")
+    assert shoal("new", "alice", "--file", str(path)) == 2
+    assert f"{path}:1: expected NAME:SHA256" in capsys.readouterr().err
+    assert path.read_text() == "canary\n"
+
+
 def test_a_bad_name_or_file_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shoal("new", "a:b") == 2
     assert "a key's name is" in capsys.readouterr().err

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from shoal.cli import main
-from shoal.cli.status import Rates, all_warnings, hit_ratio
+from shoal.cli.status import Rates, all_warnings, hit_ratio, render
 from shoal.hosts.admin import EndpointPicture, PoolPicture
 from tests.cli.fake_pool import FakePool
 
@@ -70,3 +71,43 @@ def test_a_hit_ratio_that_nobody_reported_is_not_shown_as_zero() -> None:
     assert hit_ratio(EndpointPicture(id="a", prompt_tokens_total=10, reports_cached_tokens=False)) == "?"
     assert hit_ratio(EndpointPicture(id="a")) == "-"
     assert all_warnings(PoolPicture(endpoints=[EndpointPicture(id="a")])) == []
+
+
+def page_at(width: int, picture: PoolPicture) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(render(picture, Rates(), console))
+    return captured.get().splitlines()
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_ones() -> None:
+    endpoint = EndpointPicture(
+        id="127.0.0.1:41234",
+        state="ready",
+        models=["meta-llama/Llama-3.1-8B-Instruct"],
+        waiting=12.0,
+        running=256.0,
+        kv_usage_ratio=1.0,
+        requests_total=123_456,
+        failures_total=12,
+        ttft_s_avg=12.345,
+        prompt_tokens_total=10,
+        cached_tokens_total=5,
+    )
+    picture = PoolPicture(url="http://127.0.0.1:8080", at_s=4000.0, requests_total=123_456, endpoints=[endpoint])
+    wide, narrow, slim = (page_at(width, picture) for width in (160, 80, 70))
+    assert len(wide) == len(narrow) == len(slim) == 4
+    assert "MODELS" in wide[2]
+    assert "meta-llama/Llama-3.1-8B-Instruct" in wide[3]
+    assert "MODELS" not in narrow[2]
+    assert "TTFT" in narrow[2]
+    assert "TTFT" not in slim[2]
+    assert "FAILED" in slim[2]
+    for row in (narrow[3], slim[3]):
+        assert row.startswith("127.0.0.1:41234")
+        assert row.split()[-2:] == ["123,456", "12"]
+    assert all(len(line.rstrip()) <= 80 for line in narrow)
+
+
+def test_what_was_refused_is_not_called_a_failed_request() -> None:
+    assert "2 refused or failed" in page_at(80, PoolPicture(errors_total=2))[1]

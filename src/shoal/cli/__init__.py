@@ -35,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit status: 0 done, 1 found wanting, 2 cannot be done, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        if not words:
+            _parser(words).print_help()
+            return _WRONG_USE
         arguments = _parser(words).parse_args(words)
         return int(arguments.run(arguments))
     except KeyboardInterrupt:

@@ -63,9 +63,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Run the same agent-like traffic against four embedded engines, first routed round-robin, then "
         "cache-aware, and compare.  Needs no GPU and leaves nothing behind.",
     )
-    parser.add_argument("--engines", type=int, default=4, metavar="N", help="embedded engines (4)")
-    parser.add_argument("--chats", type=int, default=32, metavar="N", help="chats, all at the same time (32)")
-    parser.add_argument("--turns", type=int, default=8, metavar="N", help="turns of each chat (8)")
+    parser.add_argument("--engines", type=_at_least_one, default=4, metavar="N", help="embedded engines (4)")
+    parser.add_argument("--chats", type=_at_least_one, default=32, metavar="N", help="chats, all at the same time (32)")
+    parser.add_argument("--turns", type=_at_least_one, default=8, metavar="N", help="turns of each chat (8)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the traffic (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write both reports there too")
     parser.set_defaults(run=run)
@@ -80,15 +80,31 @@ def run(arguments: argparse.Namespace) -> int:
         console.print("interrupted; nothing was left running")
         return _INTERRUPTED
     console.print(table(shows))
-    for show in shows:
-        if show.report.is_void:
-            lag_ms = max(show.report.lag_p99_s, show.report.engine_lag_p99_s) * 1e3
-            console.print(f"[yellow]{show.title}: this machine was too busy to measure (loop lag p99 {lag_ms:.0f} ms)")
+    if caveat := doubt(shows):
+        console.print(f"[yellow]{caveat}")
     console.print(_AFTER.format(engines=arguments.engines, model=shows[0].model), highlight=False, soft_wrap=True)
     if arguments.json:
         reports = {show.title: msgspec.Raw(show.report.to_json()) for show in shows}
         arguments.json.write_bytes(msgspec.json.encode(reports))
     return 1 if any(show.report.failed for show in shows) else 0
+
+
+def _at_least_one(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, not {text!r}")
+    return number
+
+
+def doubt(shows: list[Show]) -> str:
+    """Return what to say of the figures when the machine ran late while they were taken, else ""."""
+    lags_s = [max(show.report.lag_p99_s, show.report.engine_lag_p99_s) for show in shows if show.report.is_void]
+    if not lags_s:
+        return ""
+    return f"figures are approximate: this machine was busy (loop lag p99 {max(lags_s) * 1e3:.0f} ms)"
 
 
 def traffic(seed: int, *, chats: int, turns: int) -> Plan:

@@ -15,6 +15,7 @@ _EXAMPLES = """examples:
   shoal endpoint drain 10.0.0.7:8000             no new requests; leaves when those in flight have ended
   shoal endpoint drain 10.0.0.7:8000 --no-wait   says it and returns
   shoal endpoint remove 10.0.0.7:8000            leaves now, whatever it is doing
+  shoal endpoint --port 9000 add http://gpu:8000 another pool; --port and --run-dir may also stand at the end
 
 `add` takes back one that was drained or removed.
 """
@@ -29,6 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_pool_flags(parser)
     operations = parser.add_subparsers(metavar="OPERATION", required=True)
     add = operations.add_parser("add", help="add an engine by its URL; it joins when it is ready")
     add.add_argument("name", metavar="URL", help="as http://10.0.0.7:8000 or https://engine.example")
@@ -39,7 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     remove = operations.add_parser("remove", help="take an endpoint out of the pool at once")
     remove.add_argument("name", metavar="ID|URL", help="as `shoal status` shows it")
     for each, operation in (("add", add), ("drain", drain), ("remove", remove)):
-        add_pool_flags(operation)
+        add_pool_flags(operation, is_again=True)
         operation.set_defaults(run=run, op=each)
 
 

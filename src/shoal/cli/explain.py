@@ -44,7 +44,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n")
         return 0 if explained["found"] else 1
     if not explained["found"]:
-        print(f"shoal: no picker remembers request {args.request_id!r}; only recent ones are kept", file=sys.stderr)
+        print(
+            f"shoal: no picker remembers request {args.request_id!r}: only recent ones are kept, or it was refused "
+            "before it was placed; its answer says why",
+            file=sys.stderr,
+        )
         if explained["silent"]:
             print(f"shoal: picker {', '.join(explained['silent'])} did not answer", file=sys.stderr)
         return 1
@@ -92,9 +96,14 @@ def candidates_table(explanation: dict[str, Any]) -> Any:
     for name, weight in weights.items():
         table.add_column(f"{escape(name)}\nvalue x {weight:g}", justify="right")
     table.add_column("TOTAL", justify="right")
-    candidates = sorted(explanation.get("candidates", []), key=lambda each: (-each["total"], each["id"]))
+    ranks = {endpoint_id: rank for rank, endpoint_id in enumerate(chosen)}
+    # Totals that look the same stand in the order of the choice, which was made by chance.
+    candidates = sorted(
+        explanation.get("candidates", []),
+        key=lambda each: (-round(each["total"], 3), ranks.get(each["id"], len(ranks)), each["id"]),
+    )
     for candidate in candidates:
-        rank = chosen.index(candidate["id"]) if candidate["id"] in chosen else -1
+        rank = ranks.get(candidate["id"], -1)
         table.add_row(
             "" if rank < 0 else ("=>" if rank == 0 else f"{rank + 1}."),
             escape(candidate["id"]),
@@ -120,8 +129,10 @@ def ending(explanation: dict[str, Any]) -> str:
     served = str(explanation.get("served") or "-")
     moved = " (not the chosen one: a retry went there)" if served not in ("-", first) else ""
     cut = ", cut off" if explanation.get("is_cut") else ""
+    # The status of a server that died is Envoy's: nobody served that.
+    what = "served by" if 0 < explanation["status"] < 500 else "failed on"
     lines.append(
-        f"served by {escape(served)}{moved}: status {explanation['status']}, "
+        f"{what} {escape(served)}{moved}: status {explanation['status']}, "
         f"{explanation.get('attempts') or 0} attempt(s), ttft {_seconds(explanation.get('ttft_s'))}, "
         f"duration {_seconds(explanation.get('duration_s'))}{cut}"
     )

@@ -16,10 +16,25 @@ from shoal.kernel import ConfigError
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
+_EXAMPLES = """examples:
+  shoal keys new alice --file keys.txt   make a key, add its hash to the file, print the key once
+  shoal keys new alice --file keys.txt   once more: a second key of the same name, to replace the first without a gap
+  shoal keys new alice                   print the line, for a file that is kept elsewhere
+  shoal keys check keys.txt              validate the file and list its names
+
+The pool reads the file that `auth: {keys_file: ...}` of its configuration names, and reads it again when it changes.
+"""
+
 
 def add_parser(subparsers: "Subparsers") -> None:
     """Add the verb and its two actions."""
-    parser = subparsers.add_parser("keys", help="make API keys and check a keys file")
+    parser = subparsers.add_parser(
+        "keys",
+        help="make API keys and check a keys file",
+        description="Make API keys for the clients of a pool, and check the file that holds their hashes.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     actions = parser.add_subparsers(dest="action", required=True)
     new = actions.add_parser("new", help="print a new random key once, and the line for the keys file")
     new.add_argument("name", help="who the key is for; shown in logs and metrics")
@@ -32,15 +47,19 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 def run_new(args: argparse.Namespace) -> int:
     """Print a key and its line; with --file, append the line there."""
+    path, count = args.file, 1
     try:
         key, line = new_key(args.name)
-        if args.file is not None:
-            _append(args.file, line)
+        if path is not None:
+            count += _keys_of(args.name, path)
+            _append(path, line)
     except ConfigError as error:
         print(f"shoal keys: {error}", file=sys.stderr)
         return 2
     print(f"key (shown only now): {key}")
-    print(f"appended to {args.file}" if args.file is not None else f"line for the keys file: {line}")
+    print(f"appended to {path}" if path is not None else f"line for the keys file: {line}")
+    if count > 1:
+        print(f"{args.name} has {count} keys now, and each lets in; delete the line of the one that is replaced")
     return 0
 
 
@@ -60,6 +79,17 @@ def run_check(args: argparse.Namespace) -> int:
     if not entries:
         print("no key: every request would be refused")
     return 0
+
+
+def _keys_of(name: str, path: Path) -> int:
+    """Return how many keys of that name a file holds, 0 when there is no file.  Raises ConfigError."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+    return sum(known == name for _, known in parse_keys(data, str(path)))
 
 
 def _append(path: Path, line: str) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import ConfigError, InvalidInput
 from shoal.routing.journal import Opening, Step, read, replay
 
 EXAMPLES = """\
@@ -29,7 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "replay",
         help="reproduce every command of a journal, or name the first that differs",
-        description=__doc__,
+        description="Feed a journal to a fresh router and say whether every command comes out the same.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay; 0 when all commands are the same, 1 when one differs.  Raises InvalidInput for a file that is none."""
+    """Replay; 0 when all commands are the same, 1 when one differs.  Raises ConfigError or InvalidInput."""
     opening, steps = _parts(args.files)
     console = Console()
     with Progress("replaying", BarColumn(), "{task.completed} steps", console=console, transient=True) as progress:
@@ -57,13 +57,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parts(files: list[Path]) -> tuple[Opening, Iterator[Step]]:
-    """Read the parts in order.  Raises InvalidInput when one is missing or they are of different runs."""
+    """Read the parts in order.  Raises InvalidInput when one is no journal, is missing, or is of another run."""
     first: Opening | None = None
     parts: list[Iterator[Step]] = []
     for number, path in enumerate(files):
-        if path.stat().st_size > MAX_JOURNAL_BYTES:
-            raise InvalidInput(f"{path} is larger than {MAX_JOURNAL_BYTES} bytes")
-        opening, more = read(path.read_bytes())
+        try:
+            opening, more = read(_bytes_of(path))
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: {error}") from error
         if opening.part != number:
             raise InvalidInput(f"{path} is part {opening.part} of its journal; give all parts from 0 on, in order")
         if first is not None and opening.run != first.run:
@@ -72,3 +73,12 @@ def _parts(files: list[Path]) -> tuple[Opening, Iterator[Step]]:
         parts.append(more)
     assert first is not None
     return first, chain.from_iterable(parts)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_JOURNAL_BYTES:
+            raise InvalidInput(f"is larger than {MAX_JOURNAL_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.hosts.admin import EndpointPicture, NoPool, PoolClient, PoolPicture, find_pool
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 _EXAMPLES = """examples:
@@ -21,6 +21,15 @@ _EXAMPLES = """examples:
   shoal status --json | jq .endpoints  for scripts
   shoal status --port 9000             another pool
 """
+
+_COLUMNS = ("ENDPOINT", "STATE", "MODELS", "BUSY", "WAIT", "RUN", "KV", "HIT", "REQ/S", "TTFT", "REQS", "FAILED")
+# What is tried in turn where all columns do not fit: columns left out, spaces between the others.
+_NARROWER = (
+    (("MODELS",), 2),
+    (("MODELS",), 1),
+    (("MODELS", "TTFT"), 1),
+    (("MODELS", "TTFT", "REQS"), 1),
+)
 
 _STATE_STYLES = {
     "ready": "green",
@@ -36,7 +45,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "status",
         help="show the fleet live",
-        description="Show the endpoints of a running pool: health, load, cache hits, requests/s.",
+        description="Show the endpoints of a running pool: health, load, cache hits, requests/s.  BUSY: requests that "
+        "the pool has there now; WAIT, RUN, KV: what the engine says of itself; HIT: share of prompt tokens found in "
+        "its cache; TTFT: mean time to the first byte.  A narrow terminal gets fewer columns.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,10 +58,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=run)
 
 
-def add_pool_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which running pool is meant."""
-    parser.add_argument("--port", type=int, default=8080, help="public port of the pool (8080)")
-    parser.add_argument("--run-dir", metavar="DIR", help="run directory of the pool, when it was given to `shoal up`")
+def add_pool_flags(parser: argparse.ArgumentParser, *, is_again: bool = False) -> None:
+    """Add the flags that say which running pool is meant.  is_again: the parser above has them too."""
+    port, run_dir = (argparse.SUPPRESS, argparse.SUPPRESS) if is_again else (8080, None)
+    parser.add_argument("--port", type=int, default=port, help="public port of the pool (8080)")
+    parser.add_argument(
+        "--run-dir", metavar="DIR", default=run_dir, help="run directory of the pool, when it was given to `shoal up`"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(interval_s)
         picture = pool.picture()
         rates.update(picture)
-        _console().print(render(picture, rates))
+        console = _console()
+        console.print(render(picture, rates, console))
         return 0
     return _watch(pool, rates, interval_s)
 
@@ -99,12 +114,12 @@ class Rates:
         self._totals, self._at_s, self._pid = totals, picture.at_s, picture.pid
 
 
-def render(picture: PoolPicture, rates: Rates) -> "RenderableType":
-    """Return the whole screen: a head line, the endpoints, the warnings."""
+def render(picture: PoolPicture, rates: Rates, console: "Console") -> "RenderableType":
+    """Return the whole screen: the head, the endpoints, the warnings.  A narrow console gets fewer columns."""
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [Text.from_markup(_head(picture, rates)), _endpoints(picture, rates)]
+    parts: list[Any] = [Text.from_markup(_head(picture, rates)), _fitting(picture, rates, console)]
     parts += [Text(f"! {warning}", style="yellow") for warning in all_warnings(picture)]
     return Group(*parts)
 
@@ -130,41 +145,61 @@ def _head(picture: PoolPicture, rates: Rates) -> str:
     per_s = "-" if rates.pool is None else f"{rates.pool:.1f}"
     return (
         f"[bold]{picture.url or 'pool'}[/bold]  {ready}/{len(picture.endpoints)} endpoints ready  "
-        f"{workers} pickers  [bold]{per_s}[/bold] requests/s  {picture.inflight:,} in flight  "
-        f"{picture.requests_total:,} requests  {picture.errors_total:,} errors  up {_duration(picture.at_s)}"
+        f"{workers} pickers  up {_duration(picture.at_s)}\n"
+        f"[bold]{per_s}[/bold] requests/s  {picture.inflight:,} in flight  {picture.requests_total:,} requests  "
+        f"{picture.errors_total:,} refused or failed"
     )
 
 
-def _endpoints(picture: PoolPicture, rates: Rates) -> "Table":
-    from rich.markup import escape
+def _fitting(picture: PoolPicture, rates: Rates, console: "Console") -> "Table":
+    """The table of endpoints, without the least useful columns where all of them do not fit side by side."""
+    table = _endpoints(picture, rates, ())
+    for dropped, gap in _NARROWER:
+        if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
+            break
+        table = _endpoints(picture, rates, dropped, gap)
+    return table
+
+
+def _endpoints(picture: PoolPicture, rates: Rates, dropped: tuple[str, ...], gap: int = 2) -> "Table":
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("ENDPOINT", no_wrap=True)
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("MODELS", max_width=32, overflow="ellipsis", no_wrap=True)
-    for name in ("IN FLIGHT", "WAIT", "RUN", "KV", "HIT", "REQ/S", "TTFT", "REQUESTS", "FAILED"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for endpoint in picture.endpoints:
-        style = _STATE_STYLES.get(endpoint.state, "")
-        rate = rates.per_endpoint.get(endpoint.id)
-        table.add_row(
-            escape(endpoint.id),
-            f"[{style}]{_state(endpoint)}[/]" if style else _state(endpoint),
-            escape(", ".join(endpoint.models)) or "-",
-            f"{endpoint.inflight_requests:,}",
-            _shown(endpoint.waiting, lambda value: f"{value:.0f}"),
-            _shown(endpoint.running, lambda value: f"{value:.0f}"),
-            _shown(endpoint.kv_usage_ratio, lambda value: f"{value:.0%}"),
-            hit_ratio(endpoint),
-            _shown(rate, lambda value: f"{value:.1f}"),
-            _shown(endpoint.ttft_s_avg, lambda value: f"{value * 1000:,.0f} ms"),
-            f"{endpoint.requests_total:,}",
-            f"{endpoint.failures_total:,}",
-        )
-    if not picture.endpoints:
+    rows = [_row(endpoint, rates.per_endpoint.get(endpoint.id)) for endpoint in picture.endpoints]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
+    shown = [name for name in _COLUMNS if name not in dropped]
+    for name in shown:
+        match name:
+            case "ENDPOINT":  # the one that gives way: a long name goes on in the next line
+                table.add_column(name, overflow="fold")
+            case "MODELS":
+                table.add_column(name, max_width=32, overflow="ellipsis", no_wrap=True)
+            case _:
+                table.add_column(name, justify="left" if name == "STATE" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
+    if not rows:
         table.add_row("[dim]no endpoint yet[/dim]")
     return table
+
+
+def _row(endpoint: EndpointPicture, rate: float | None) -> dict[str, str]:
+    from rich.markup import escape
+
+    style = _STATE_STYLES.get(endpoint.state, "")
+    return {
+        "ENDPOINT": escape(endpoint.id),
+        "STATE": f"[{style}]{_state(endpoint)}[/]" if style else _state(endpoint),
+        "MODELS": escape(", ".join(endpoint.models)) or "-",
+        "BUSY": f"{endpoint.inflight_requests:,}",
+        "WAIT": _shown(endpoint.waiting, lambda value: f"{value:.0f}"),
+        "RUN": _shown(endpoint.running, lambda value: f"{value:.0f}"),
+        "KV": _shown(endpoint.kv_usage_ratio, lambda value: f"{value:.0%}"),
+        "HIT": hit_ratio(endpoint),
+        "REQ/S": _shown(rate, lambda value: f"{value:.1f}"),
+        "TTFT": _shown(endpoint.ttft_s_avg, lambda value: f"{value * 1000:,.0f} ms"),
+        "REQS": f"{endpoint.requests_total:,}",
+        "FAILED": f"{endpoint.failures_total:,}",
+    }
 
 
 def hit_ratio(endpoint: EndpointPicture) -> str:
@@ -193,7 +228,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
 
 
-def _console() -> Any:
+def _console() -> "Console":
     from rich.console import Console
 
     # A pipe has no width of its own; a table that is cut there is of no use to grep.
@@ -203,7 +238,8 @@ def _console() -> Any:
 def _watch(pool: PoolClient, rates: Rates, interval_s: float) -> int:
     from rich.live import Live
 
-    with Live(console=_console(), auto_refresh=False, screen=False) as live:
+    console = _console()
+    with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
             try:
                 picture = pool.picture()
@@ -212,5 +248,5 @@ def _watch(pool: PoolClient, rates: Rates, interval_s: float) -> int:
                 print("the pool has ended", file=sys.stderr)
                 return 0
             rates.update(picture)
-            live.update(render(picture, rates), refresh=True)
+            live.update(render(picture, rates, console), refresh=True)
             time.sleep(interval_s)
