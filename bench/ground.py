@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from bench.processes import command_of, descendants
+from bench.processes import command_of, descendants, name_of
 from shoal.hosts.load import Client, Stage
+from shoal.hosts.supervisor.warm import IDLE
 
 MODEL = "bench-model"
 
@@ -71,8 +72,9 @@ class Pool:
 
     @property
     def pickers(self) -> list[int]:
-        """Process ids of the picker workers."""
-        return self._of("shoal.hosts.extproc")
+        """Process ids of the picker workers at work; the spare is none of them."""
+        found = self._of("shoal.hosts.extproc", "shoal.hosts.extproc.worker")
+        return [pid for pid in found if name_of(pid) != IDLE]
 
     @property
     def envoys(self) -> list[int]:

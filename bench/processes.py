@@ -54,6 +54,13 @@ def descendants(pid: int) -> Iterator[int]:
         waiting.extend(children.get(each, []))
 
 
+def name_of(pid: int) -> str:
+    """Return the name of a process as `ps` shows it, "" when it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def command_of(pid: int) -> list[str]:
     """Return the command line of a process, [] when it is gone."""
     with suppress(OSError):

@@ -88,12 +88,12 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"error": "unknown"}, 404)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     flags = argparse.ArgumentParser()
     for name in ("--socket", "--admin", "--picker-id"):
         flags.add_argument(name)
     flags.add_argument("--crash-before-ready", action="store_true")
-    args, _ = flags.parse_known_args()
+    args, _ = flags.parse_known_args(argv)
     if args.crash_before_ready:
         sys.exit("cannot load")
     Handler.picker = args.picker_id
@@ -111,6 +111,7 @@ def main() -> None:
     threading.Thread(target=serve_grpc, daemon=True).start()
     with Server(args.admin, Handler) as server:
         server.serve_forever(poll_interval=0.05)
+    return 0
 
 
 if __name__ == "__main__":

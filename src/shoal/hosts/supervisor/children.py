@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.hosts import logs
 from shoal.hosts.supervisor.backoff import Backoff
-from shoal.hosts.supervisor.leash import leash
+from shoal.hosts.supervisor.spares import spawn
 
 LONGEST_LINE_BYTES = 64 * 1024
 """A line longer than this is passed on in pieces, so that a child cannot fill our memory."""
@@ -28,7 +28,8 @@ class Child:
 
     name: for log lines.  command: called before each start, gives argv.  on_line: gets each line of stdout.
     on_start, on_exit: told after each start and each end.  env: added to the environment.  backoff: waits between
-    starts.  pass_line: gets each line of stderr, to show it to the operator.
+    starts.  pass_line: gets each line of stderr, to show it to the operator.  spare: gives a process that waits to
+    become this child, if there is one, for argv.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Child:
         env: dict[str, str] | None = None,
         backoff: Backoff | None = None,
         pass_line: Callable[[str], None] | None = None,
+        spare: Callable[[Sequence[str]], asyncio.subprocess.Process | None] = lambda _: None,
     ) -> None:
         self.name = name
         self.restarts = 0
@@ -53,6 +55,7 @@ class Child:
         self._env = env or {}
         self._backoff = backoff or Backoff()
         self._pass_line = pass_line or _show
+        self._spare = spare
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -157,15 +160,8 @@ class Child:
         return process.returncode
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *self._command(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, **self._env},
-            start_new_session=True,
-            preexec_fn=leash(),
-        )
+        command = self._command()
+        return self._spare(command) or await spawn(command, self._env)
 
     async def _read(self, stream: asyncio.StreamReader | None, take: Callable[[str], None]) -> None:
         if stream is None:

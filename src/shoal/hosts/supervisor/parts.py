@@ -18,7 +18,7 @@ from shoal.hosts.supervisor.ledger import Ledger
 from shoal.hosts.supervisor.options import Options
 from shoal.hosts.supervisor.pulse import Pulse
 from shoal.hosts.supervisor.settings import Ground, envoy_settings, targets_of
-from shoal.hosts.supervisor.workers import Workers, worker_command
+from shoal.hosts.supervisor.workers import WAITING_WORKER, Workers, worker_command
 
 HASH_KEY = "SHOAL_HASH_KEY"
 """Where workers find the key of the prompt hash: in their environment, which other users cannot read."""
@@ -63,7 +63,7 @@ def build(
         options.log_format,
         options.log_level,
     )
-    workers = Workers(options.workers, run_dir, command, ledger, {HASH_KEY: secrets.token_hex(8)})
+    workers = Workers(options.workers, run_dir, command, ledger, {HASH_KEY: secrets.token_hex(8)}, WAITING_WORKER)
     pulse = Pulse(workers)
     outlet: list[FleetGate] = []
     keeper = FleetKeeper(

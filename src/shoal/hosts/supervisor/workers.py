@@ -14,16 +14,24 @@ from typing import NamedTuple
 
 from shoal.hosts import logs
 from shoal.hosts.supervisor.answers import Seat
+from shoal.hosts.supervisor.backoff import Backoff
 from shoal.hosts.supervisor.children import Child
 from shoal.hosts.supervisor.feed import Feed
 from shoal.hosts.supervisor.ledger import Ledger
 from shoal.hosts.supervisor.link import WorkerLink
+from shoal.hosts.supervisor.spares import Spare
 from shoal.routing import events
 
 _POLL_S = 0.02
 _CRASHES_ALLOWED = 2
+# A spare takes over at once; without one the imports of the new process are wait enough.
+_FIRST_WAIT_S = 0.02
+_SPARE_AFTER_S = 0.5
 WARM_S = 60.0
 """Longest wait for a new worker to know the fleet; past this an upgrade is given up and the old worker stays."""
+
+WAITING_WORKER = (sys.executable, "-m", "shoal.hosts.supervisor.warm", "shoal.hosts.extproc.worker")
+"""How a process is started that becomes a worker when it is given the flags."""
 
 Command = Callable[[str, Path, Path], Sequence[str]]
 """Makes argv of a worker from its picker id, its gRPC socket and its admin socket."""
@@ -55,6 +63,7 @@ class WorkerProcess:
         command: Command,
         ledger: Ledger,
         env: dict[str, str],
+        spare: Spare,
         next_number: Callable[[], int],
         in_service: Callable[["WorkerProcess"], None],
         lost: Callable[[str], None],
@@ -66,6 +75,7 @@ class WorkerProcess:
         self._run_dir = run_dir
         self._command = command
         self._ledger = ledger
+        self._spare = spare
         self._next_number = next_number
         self._in_service = in_service
         self._lost = lost
@@ -73,7 +83,15 @@ class WorkerProcess:
         self._link: WorkerLink | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self.child = Child(f"picker-{picker}", self._argv, on_start=self._warm, on_exit=self._ended, env=env)
+        self.child = Child(
+            f"picker-{picker}",
+            self._argv,
+            on_start=self._warm,
+            on_exit=self._ended,
+            env=env,
+            backoff=Backoff(first_s=_FIRST_WAIT_S),
+            spare=self._from_spare,
+        )
 
     @property
     def incarnation(self) -> str:
@@ -119,6 +137,10 @@ class WorkerProcess:
         self.ready.clear()
         return self._command(self.picker, self.socket, self._admin_socket())
 
+    def _from_spare(self, command: Sequence[str]) -> asyncio.subprocess.Process | None:
+        flags = next((at for at, word in enumerate(command) if word.startswith("--")), len(command))
+        return self._spare.take(command[flags:])
+
     def _admin_socket(self) -> Path:
         return self._run_dir / f"w{self.incarnation}.sock"
 
@@ -151,7 +173,10 @@ class WorkerProcess:
 
 
 class Workers:
-    """The slots `0` to `count - 1`.  env: added to the environment of each process."""
+    """The slots `0` to `count - 1`.  env: added to the environment of each process.
+
+    spare: command of the process that waits to become a worker, () to keep none.
+    """
 
     def __init__(
         self,
@@ -160,8 +185,11 @@ class Workers:
         command: Command,
         ledger: Ledger,
         env: dict[str, str] | None = None,
+        spare: Sequence[str] = (),
     ) -> None:
         self._env = env or {}
+        self._spare = Spare(spare, self._env)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._run_dir = run_dir
         self._command = command
         self._ledger = ledger
@@ -226,6 +254,7 @@ class Workers:
         if self._upgrading.locked():
             return Upgrade(False, "an upgrade is under way already")
         async with self._upgrading:
+            await self._spare.drop()  # it holds the code of before
             for picker in self.pickers:
                 if not await self._replace(picker, drain_timeout_s):
                     text = f"picker {picker}: the new worker did not come up; the old one stays, see the log"
@@ -234,7 +263,10 @@ class Workers:
 
     async def stop(self) -> None:
         """End every process now."""
-        await asyncio.gather(*(process.stop() for process in self.processes))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(self._spare.drop(), *(process.stop() for process in self.processes))
         for picker in self.pickers:
             service_socket(self._run_dir, picker).unlink(missing_ok=True)
 
@@ -271,6 +303,7 @@ class Workers:
             self._command,
             self._ledger,
             self._env,
+            self._spare,
             self._next,
             self._in_service,
             lambda name: self._lost(name),
@@ -281,9 +314,18 @@ class Workers:
         return self._number
 
     def _in_service(self, process: WorkerProcess) -> None:
+        task = asyncio.create_task(self._refill_spare(), name="spare")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         if self._serving.get(process.picker) is process:
             self._link_to(process)
             self._log.info("worker in service", picker=process.picker, pid=process.child.pid)
+
+    async def _refill_spare(self) -> None:
+        """Have a spare again, once nobody waits for the CPU that its imports take."""
+        await asyncio.sleep(_SPARE_AFTER_S)
+        if all(process.ready.is_set() for process in self._serving.values()):
+            await self._spare.refill()
 
     def _link_to(self, process: WorkerProcess) -> None:
         """Let Envoy's next connection reach this process."""
