@@ -36,7 +36,7 @@ def failure(text: str) -> ConfigError:
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_every_sample_loads(path: Path) -> None:
-    assert load(path.read_text(), path.name).warnings == ()
+    assert all(": has no effect: " in warning for warning in load(path.read_text(), path.name).warnings)
 
 
 @pytest.mark.parametrize("path", NOT_YET, ids=lambda path: path.name)
@@ -168,6 +168,57 @@ def test_parameters_without_effect_warn() -> None:
     text = LLM_D + "plugins:\n- type: active-request-scorer\n  parameters:\n    requestTimeout: 2m\n"
     (warning,) = load(text, "pool.yaml").warnings
     assert warning.startswith("pool.yaml:6: plugins[0].parameters.requestTimeout: has no effect")
+
+
+WITHOUT_EFFECT = {
+    "approx-prefix-cache-producer": {
+        "autoTune": "false",
+        "blockSizeTokens": "16",
+        "blockSize": "64",
+        "lruCapacityPerServer": "31250",
+        "maxPrefixBlocksToMatch": "256",
+    },
+    "inflight-load-producer": {"outputRatio": "2", "maxEstimatedOutputTokens": "100"},
+    "metrics-data-source": {"scheme": "http", "path": "/stats", "port": "9400", "caCertPath": "x", "interval": "1s"},
+    "models-data-source": {"scheme": "https", "path": "/models", "caCertPath": "x", "insecureSkipVerify": "true"},
+    "core-metrics-extractor": {"engineLabelKey": "engine", "defaultEngine": "sglang"},
+    "session-affinity-scorer": {"profileName": "decode"},
+}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "key", "value"), [(plugin, *each) for plugin, given in WITHOUT_EFFECT.items() for each in given.items()]
+)
+def test_a_field_of_llm_d_that_shoal_does_not_use_warns_with_its_line(plugin: str, key: str, value: str) -> None:
+    text = LLM_D + f"plugins:\n- type: {plugin}\n  parameters:\n    {key}: {value}\n"
+    (warning,) = load(text, "pool.yaml").warnings
+    assert warning.startswith(f"pool.yaml:6: plugins[0].parameters.{key}: has no effect: ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "{type: file-discovery, parameters: {path: x, watchFile: true}}",
+        "{type: approx-prefix-cache-producer, parameters: {autoTune: true, maxPrefixTokensToMatch: 4096}}",
+        "{type: metrics-data-source, parameters: {path: /metrics}}",
+        "{type: core-metrics-extractor, parameters: {defaultEngine: vllm}}",
+    ],
+)
+def test_a_field_that_asks_for_what_shoal_does_anyhow_does_not_warn(given: str) -> None:
+    assert load(LLM_D + f"plugins:\n- {given}\n", "pool.yaml").warnings == ()
+
+
+def test_priorities_and_queues_warn_since_there_is_no_flow_control() -> None:
+    objective = "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {name: a}\n"
+    assert any("kind: has no effect" in line for line in load(objective, "pool.yaml").warnings)
+    for field in (
+        "flowControl: {maxBytes: 1Gi}",
+        "saturationDetector: {}",
+        "featureGates: [haPopulateNonLeaderDatastore]",
+    ):
+        (warning,) = load(LLM_D + field + "\n", "pool.yaml").warnings
+        assert "pool.yaml:3: " in warning
+        assert ": has no effect: " in warning
 
 
 def test_a_weight_on_a_filter_warns() -> None:
@@ -310,7 +361,7 @@ def test_any_text_loads_or_fails_as_a_config_error(text: str) -> None:
 def test_the_effective_configuration_reads_back_to_itself(path: Path | None) -> None:
     shown = effective(load(path.read_text() if path else "", "x"))
     again = load(shown, "effective")
-    assert again.warnings == ()
+    assert all("kind: has no effect: priorities" in warning for warning in again.warnings)
     assert effective(again) == shown
 
 

@@ -95,6 +95,7 @@ class _Documents:
                 self.rewrites.append(reader.struct(root, RewriteDocument, ""))
             case "InferenceObjective":
                 self.objectives.append(reader.struct(root, ObjectiveDocument, ""))
+                reader.warn("kind", f"has no effect: priorities need flow control, see {NOT_YET}")
         if self.picker is None or reader is not self.picker[1]:
             self.warnings += reader.warnings
 
@@ -164,6 +165,8 @@ def _check_gates(picker: PickerDocument, reader: Reader) -> None:
             raise reader.error(path, f"unknown gate {name}, known are {', '.join(_GATES)}")
         if value not in ("", "true", "false"):
             raise reader.error(path, f"must be {name}, {name}=true or {name}=false")
+        if name == "haPopulateNonLeaderDatastore":
+            reader.warn(path, f"has no effect: {name} is about replicas in Kubernetes")
         if name == "flowControl" and value != "false":
             raise reader.error(path, f"flow control is not in this version of Shoal: see {NOT_YET}")
 

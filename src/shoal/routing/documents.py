@@ -144,12 +144,12 @@ class Reader:
                 raise self.error(here, f"unknown field, {hint}")
             if _is_null(value):
                 continue
+            values[field.name] = self.value(value, field.type, here, field.marks)
             for mark in field.marks:
                 if isinstance(mark, Deprecated):
                     self.warn(here, f"is deprecated: {mark.instead}")
-                elif isinstance(mark, Ignored):
+                elif isinstance(mark, Ignored) and values[field.name] not in mark.alike:
                     self.warn(here, f"has no effect: {mark.why}")
-            values[field.name] = self.value(value, field.type, here, field.marks)
         return values
 
     def _made(self, cls: type[Any], values: dict[str, Any], schema: tuple[Parameter, ...], path: str) -> Any:

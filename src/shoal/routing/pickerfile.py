@@ -8,7 +8,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from shoal.routing.documents import Duration, Quantity, Raw
-from shoal.scheduling.plugin import Deprecated, Ignored
+from shoal.scheduling.plugin import Ignored
+
+_FLOW_CONTROL = Ignored("flow control is not in this version of Shoal: see docs/config.md#not-yet")
+_PARSERS = Ignored("Shoal always reads every API that it knows")
 
 
 class PluginSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +52,14 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class DataLayer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Where data about endpoints comes from."""
 
-    inject_defaults: bool = True
+    inject_defaults: Annotated[bool, Ignored("metrics and models are always read", alike=(True,))] = True
     sources: tuple[SourceSpec, ...] = ()
     discovery: PluginRef | None = None
     peer_discovery: PluginRef | None = None
     cross_replica_syncer_plugin_ref: str = ""
-    cross_replica_sync_interval: Annotated[float, Duration()] = 0.2
+    cross_replica_sync_interval: Annotated[
+        float, Duration(), Ignored("nothing is shared between replicas", alike=(0.2,))
+    ] = 0.2
 
 
 class Band(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +90,7 @@ class FlowControl(msgspec.Struct, frozen=True, kw_only=True):
 class RequestHandler(msgspec.Struct, frozen=True, kw_only=True):
     """How requests are read."""
 
-    parsers: Annotated[tuple[PluginRef, ...], Ignored("Shoal always reads every API that it knows")] = ()
+    parsers: Annotated[tuple[PluginRef, ...], _PARSERS] = ()
 
 
 class PickerDocument(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -97,10 +102,10 @@ class PickerDocument(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     plugins: tuple[PluginSpec, ...] = ()
     scheduling_profiles: tuple[ProfileSpec, ...] = ()
     data_layer: DataLayer = DataLayer()
-    flow_control: FlowControl | None = None
+    flow_control: Annotated[FlowControl | None, _FLOW_CONTROL] = None
     request_handler: RequestHandler = RequestHandler()
-    saturation_detector: Annotated[PluginRef | None, Deprecated("it stands in flowControl now")] = None
-    parser: Annotated[PluginRef | None, Deprecated("it stands in requestHandler.parsers now")] = None
+    saturation_detector: Annotated[PluginRef | None, _FLOW_CONTROL] = None
+    parser: Annotated[PluginRef | None, _PARSERS] = None
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

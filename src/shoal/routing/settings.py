@@ -56,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         int, "larger request bodies get 413; fits the longest prompts with images", Quantity()
     ] = 64 * MiB
     max_buffered_bytes: Annotated[
-        int, "all request bodies held at once; above it new ones wait or get 503", Quantity()
+        int, "request bodies that one picker worker holds at once; above it a new one gets 429", Quantity()
     ] = 1024 * MiB
     request_timeout_s: Annotated[float, "from the first byte of a request to its last, so slow uploads end"] = 300.0
     max_connections: Annotated[int, "open client connections; more are closed at once"] = 50_000

@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.pool import Decision, Endpoint, FleetView, Request
 from shoal.scheduling.columns import PerFleet
-from shoal.scheduling.plugin import Mask, Scores
+from shoal.scheduling.plugin import Ignored, Mask, Scores
 from shoal.scheduling.producers import SessionIdProducer
 
 Headers = tuple[tuple[str, str], ...]
@@ -195,7 +195,11 @@ Strategy = Annotated[
     Literal["encoded_endpoint_header", "session_id"],
     "encoded_endpoint_header: the client returns a token; session_id: the router remembers the client's id",
 ]
-ProfileName = Annotated[str, "the profile whose endpoint the session keeps; the only one by default"]
+ProfileName = Annotated[
+    str,
+    "the profile whose endpoint the session keeps; the only one by default",
+    Ignored("this version has one profile", alike=("", "default")),
+]
 EncodedConfig = Annotated[EncodedEndpointHeaderConfig, "for strategy encoded_endpoint_header"]
 IdConfig = Annotated[SessionIdConfig, "for strategy session_id"]
 

@@ -37,9 +37,13 @@ class Deprecated(NamedTuple):
 
 
 class Ignored(NamedTuple):
-    """Mark: the parameter is read and has no effect, with a warning that says `why`."""
+    """Mark: the parameter is read and has no effect, with a warning that says `why`.
+
+    alike: values that ask for what Shoal does anyhow, which are no reason for a warning.
+    """
 
     why: str
+    alike: tuple[object, ...] = ()
 
 
 @runtime_checkable

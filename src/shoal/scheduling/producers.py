@@ -9,24 +9,34 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from shoal.scheduling.plugin import Deprecated, Ignored, Ref
+from shoal.scheduling.plugin import Ignored, Ref
+
+_OWN_BLOCKS = Ignored("Shoal hashes prompts in blocks of its own and reads the engine's block size from its metrics")
+_AUTO_TUNE = Ignored("figures that an engine reports are always used", alike=(True,))
+_OWN_OUTPUT = Ignored("Shoal expects as much output as it saw before")
+_OWN_SCRAPE = "metrics are read at /metrics of the endpoint's own port, by the scheme and ca_file of its backend"
+_OWN_LIST = "models are read at /v1/models of the endpoint, by the scheme and ca_file of its backend"
 
 
 class ApproxPrefixCacheProducer(msgspec.Struct, frozen=True, kw_only=True):
     """Estimates which prefixes each endpoint holds, from what was sent there.
 
-    Shoal's index is bounded in bytes and learns from the cached tokens that engines report; with autoTune it
-    takes the block size and the capacity of each engine from its metrics.
+    Shoal's index is bounded in bytes, takes the capacity of each engine from its metrics, and learns from the
+    cached tokens that engines report.
     """
 
     type: ClassVar[str] = "approx-prefix-cache-producer"
-    auto_tune: Annotated[bool, "take block size and capacity from the engine where it reports them"] = True
-    block_size_tokens: Annotated[int, "tokens per block when the engine does not report it"] = 16
+    auto_tune: Annotated[bool, "take block size and capacity from the engine where it reports them", _AUTO_TUNE] = True
+    block_size_tokens: Annotated[int, "tokens per block when the engine does not report it", _OWN_BLOCKS] = 16
     max_prefix_tokens_to_match: Annotated[int, "tokens of a prompt that are looked up, 0 for no limit"] = 131_072
-    lru_capacity_per_server: Annotated[int, "blocks kept per endpoint when the engine does not report it"] = 31_250
-    block_size: Annotated[int, "old name", Deprecated("use blockSizeTokens")] = 0
+    lru_capacity_per_server: Annotated[
+        int,
+        "blocks kept per endpoint when the engine does not report it",
+        Ignored("index.budget_bytes of kind: Pool bounds the index"),
+    ] = 31_250
+    block_size: Annotated[int, "old name of blockSizeTokens", _OWN_BLOCKS] = 0
     max_prefix_blocks_to_match: Annotated[
-        int, "blocks of a prompt that are looked up", Deprecated("use maxPrefixTokensToMatch")
+        int, "blocks of a prompt that are looked up", Ignored("use maxPrefixTokensToMatch")
     ] = 0
 
     def __post_init__(self) -> None:
@@ -43,8 +53,8 @@ class InflightLoadProducer(msgspec.Struct, frozen=True, kw_only=True):
 
     type: ClassVar[str] = "inflight-load-producer"
     add_estimated_output_tokens: Annotated[bool, "let token-load-scorer count expected output too"] = False
-    output_ratio: Annotated[float, "expected output tokens per prompt token"] = 1.5
-    max_estimated_output_tokens: Annotated[int | None, "upper limit of the expected output"] = None
+    output_ratio: Annotated[float, "expected output tokens per prompt token", _OWN_OUTPUT] = 1.5
+    max_estimated_output_tokens: Annotated[int | None, "upper limit of the expected output", _OWN_OUTPUT] = None
     prefix_match_info_producer_name: Annotated[
         str, "the prefix producer that says what is cached", Ref("approx-prefix-cache-producer")
     ] = ""
@@ -55,6 +65,9 @@ class InflightLoadProducer(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.output_ratio < 0:
             raise ValueError(f"outputRatio must not be negative, got {self.output_ratio}")
+
+
+_MEDIA = Ignored("every image or video counts as about four tokens, whatever its size")
 
 
 class Resolution(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -134,10 +147,10 @@ class VideoEstimate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Token counts without a tokenizer: four bytes of text are one token."""
+    """Token counts without a tokenizer: four bytes of text are one token, an image or a video is about four."""
 
-    image: Annotated[ImageEstimate | None, "for images", Ignored("media count by their size in bytes")] = None
-    video: Annotated[VideoEstimate | None, "for videos", Ignored("media count by their size in bytes")] = None
+    image: Annotated[ImageEstimate | None, "for images", _MEDIA] = None
+    video: Annotated[VideoEstimate | None, "for videos", _MEDIA] = None
 
 
 class VllmRender(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -149,7 +162,11 @@ class VllmRender(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class TokenProducer(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the prompt's tokens.  This version estimates them: four bytes of text are one token."""
+    """Counts the prompt's tokens.  This version estimates them: four bytes of text are one token.
+
+    An image, a video or a sound counts as about four tokens, whatever its size: what stands for it in the prompt is
+    a hash of 17 bytes.
+    """
 
     type: ClassVar[str] = "token-producer"
     estimate: Annotated[Estimate | None, "the estimating backend, the default"] = None
@@ -183,13 +200,13 @@ class MetricsDataSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where the metrics of an endpoint are read."""
 
     type: ClassVar[str] = "metrics-data-source"
-    scheme: Annotated[Literal["http", "https"], "how the page is asked for"] = "http"
-    path: Annotated[str, "path of the page"] = "/metrics"
-    port: Annotated[int | None, "port of the page when it is not the endpoint's own"] = None
-    insecure_skip_verify: Annotated[bool, "accept any certificate"] = True
-    ca_cert_path: Annotated[str, "file of the CA"] = ""
-    client_cert_path: Annotated[str, "file of the client's certificate"] = ""
-    client_key_path: Annotated[str, "file of the client's key"] = ""
+    scheme: Annotated[Literal["http", "https"], "how the page is asked for", Ignored(_OWN_SCRAPE)] = "http"
+    path: Annotated[str, "path of the page", Ignored(_OWN_SCRAPE, alike=("/metrics",))] = "/metrics"
+    port: Annotated[int | None, "port of the page when it is not the endpoint's own", Ignored(_OWN_SCRAPE)] = None
+    insecure_skip_verify: Annotated[bool, "accept any certificate", Ignored(_OWN_SCRAPE, alike=(False,))] = True
+    ca_cert_path: Annotated[str, "file of the CA", Ignored(_OWN_SCRAPE, alike=("",))] = ""
+    client_cert_path: Annotated[str, "file of the client's certificate", Ignored(_OWN_SCRAPE, alike=("",))] = ""
+    client_key_path: Annotated[str, "file of the client's key", Ignored(_OWN_SCRAPE, alike=("",))] = ""
     interval: Annotated[str, "time between two readings, as 50ms or 2s", Ignored("idle endpoints are read less")] = ""
 
 
@@ -220,8 +237,16 @@ class CoreMetricsExtractor(msgspec.Struct, frozen=True, kw_only=True):
     """Which metrics say how loaded an engine is.  The names of vLLM, SGLang and TensorRT-LLM are built in."""
 
     type: ClassVar[str] = "core-metrics-extractor"
-    engine_label_key: Annotated[str, "endpoint label that names the engine"] = "llm-d.ai/engine-type"
-    default_engine: Annotated[str, "engine of endpoints without the label"] = "vllm"
+    engine_label_key: Annotated[
+        str,
+        "endpoint label that names the engine",
+        Ignored("llm-d.ai/engine-type and its older name are read", alike=("llm-d.ai/engine-type",)),
+    ] = "llm-d.ai/engine-type"
+    default_engine: Annotated[
+        str,
+        "engine of endpoints without the label",
+        Ignored("it is found out, and vllm when it cannot be", alike=("vllm",)),
+    ] = "vllm"
     engine_configs: Annotated[
         tuple[EngineMetrics, ...], "other metric names", Ignored("only the built-in names are read")
     ] = ()
@@ -231,12 +256,12 @@ class ModelsDataSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where the list of served models is read."""
 
     type: ClassVar[str] = "models-data-source"
-    scheme: Annotated[Literal["http", "https"], "how the list is asked for"] = "http"
-    path: Annotated[str, "path of the list"] = "/v1/models"
-    insecure_skip_verify: Annotated[bool, "accept any certificate"] = True
-    ca_cert_path: Annotated[str, "file of the CA"] = ""
-    client_cert_path: Annotated[str, "file of the client's certificate"] = ""
-    client_key_path: Annotated[str, "file of the client's key"] = ""
+    scheme: Annotated[Literal["http", "https"], "how the list is asked for", Ignored(_OWN_LIST)] = "http"
+    path: Annotated[str, "path of the list", Ignored(_OWN_LIST, alike=("/v1/models",))] = "/v1/models"
+    insecure_skip_verify: Annotated[bool, "accept any certificate", Ignored(_OWN_LIST, alike=(False,))] = True
+    ca_cert_path: Annotated[str, "file of the CA", Ignored(_OWN_LIST, alike=("",))] = ""
+    client_cert_path: Annotated[str, "file of the client's certificate", Ignored(_OWN_LIST, alike=("",))] = ""
+    client_key_path: Annotated[str, "file of the client's key", Ignored(_OWN_LIST, alike=("",))] = ""
     interval: Annotated[str, "time between two readings", Ignored("Shoal reads it again every few seconds")] = ""
 
 
@@ -257,7 +282,9 @@ class FileDiscovery(msgspec.Struct, frozen=True, kw_only=True):
 
     type: ClassVar[str] = "file-discovery"
     path: Annotated[str, "the file: endpoints[] of name, namespace, address, port, labels"]
-    watch_file: Annotated[bool, "follow changes of the file"] = False
+    watch_file: Annotated[bool, "follow changes of the file", Ignored("the file is always followed", alike=(True,))] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         if not self.path:
