@@ -49,8 +49,10 @@ class Lessons:
         elif served is not None and outcome.status:
             self._candidates.succeeded(served)
         self._credit(flight, first, served, outcome, now)
-        if served is not None and not outcome.is_upstream_failure and outcome.ttft_s is not None:
-            self._measure(flight, served, outcome, outcome.ttft_s)
+        # What the client took to send its request says nothing of the engine.
+        ttft_s = outcome.ttft_s if outcome.engine_ttft_s is None else outcome.engine_ttft_s
+        if served is not None and not outcome.is_upstream_failure and ttft_s is not None:
+            self._measure(flight, served, outcome, ttft_s)
 
     def _credit(
         self, flight: Flight, first: Member | None, served: Member | None, outcome: Outcome, now: float
