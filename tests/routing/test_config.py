@@ -15,7 +15,7 @@ from shoal.scheduling.expected_wait import ExpectedWaitScorer
 from shoal.scheduling.pickers import MaxScorePicker, RandomPicker
 
 ROOT = Path(__file__).parents[2]
-SAMPLES = sorted((ROOT / "examples/config").glob("*.yaml"))
+SAMPLES = sorted(path for path in (ROOT / "examples/config").glob("*.yaml") if path.name != "endpoints.yaml")
 NOT_YET = sorted((ROOT / "examples/config/not-yet").glob("*.yaml"))
 LLM_D = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 POOL = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\n"
