@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -220,6 +222,31 @@ def test_keys_that_a_reload_asks_for_are_asked_for(pool: Pool) -> None:
     assert "settings=listen.host" in pool.said()
     config.write_text(before)
     until(lambda: all(pool.chat().status_code == 200 for _ in range(4)), why=pool.said)
+
+
+def test_a_changed_key_of_a_backend_reaches_envoy_and_does_not_outlive_the_pool(tmp_path: Path) -> None:
+    port, key, config = free_port(), tmp_path / "key", tmp_path / "pool.yaml"
+    key.write_text("sk-old\n")
+    config.write_text(
+        "apiVersion: shoal.dev/v1alpha1\nkind: Pool\n"
+        f"backends:\n- {{url: 'http://127.0.0.1:{port}', api_key_file: {key}, engine: shoal}}\n"
+    )
+    engine = subprocess.Popen([sys.executable, "-m", "shoal.cli", "engine", "--port", str(port)])
+    pool = Pool(tmp_path, ["--config", str(config)])
+    shown = pool.run_dir / "envoy" / "eds" / "eds.json"
+    try:
+        pool.wait_ready()
+        assert "Bearer sk-old" in shown.read_text()
+        key.write_text("sk-new\n")
+        os.kill(pool.process.pid, signal.SIGHUP)
+        until(lambda: "Bearer sk-new" in shown.read_text(), why=pool.said)
+        assert "sk-old" not in shown.read_text()
+        assert pool.chat().status_code == 200
+    finally:
+        pool.end()
+        engine.kill()
+        engine.wait()
+    assert not shown.exists()
 
 
 def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path) -> None:

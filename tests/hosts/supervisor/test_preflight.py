@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli import main
+from shoal.hosts import logs
 from shoal.hosts.supervisor.preflight import preflight
 from shoal.kernel import ConfigError
 from shoal.routing.config import load
@@ -48,3 +50,15 @@ def test_a_journal_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_pat
             preflight(pool("journal: {path: /proc/journal}\n"))
     preflight(pool(f"journal: {{path: {tmp_path}/new/journal}}\n"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_pool_that_no_worker_could_serve_ends_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "setup", lambda *_: None)
+    config = tmp_path / "pool.yaml"
+    config.write_text(f"{HEAD}auth: {{keys_file: {tmp_path}/keys}}\n")
+    assert main(["up", "--engines", "1", "--port", "0", "--config", str(config)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"shoal: {tmp_path}/keys: auth.keys_file: ")
+    assert said.count("\n") == 1

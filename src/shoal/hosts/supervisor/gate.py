@@ -61,7 +61,10 @@ class FleetGate:
         return self._ledger.ready()
 
     async def take(self, batch: Sequence[events.Event]) -> None:
-        """Pass on events of the fleet, in order.  Raises NotShown when Envoy could not be told, and must be then."""
+        """Pass on events of the fleet, in order.
+
+        Raises NotShown when Envoy could not be told; the whole fleet is to be given here again then.
+        """
         async with self._turn:
             if not any(is_about_readiness(event) for event in batch):
                 self.pass_on(batch)
