@@ -152,7 +152,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Annotated[str, "directory; empty for no journal"] = ""
     max_bytes: Annotated[int, "size of one file, after which the next begins", Quantity()] = 64 * MiB
-    files: Annotated[int, "files kept per worker; the oldest is removed"] = 4
+    files: Annotated[int, "files per worker; when all are full, recording stops"] = 4
 
     def __post_init__(self) -> None:
         _positive(max_bytes=self.max_bytes, files=self.files)

@@ -173,7 +173,8 @@ class Exchange:
             name = picker.check_key(get("authorization"), get("x-api-key"))
             if name is None:
                 return self._refused(
-                    RefusalReason.UNAUTHORIZED, "Missing or unknown API key: send `Authorization: Bearer KEY`."
+                    RefusalReason.UNAUTHORIZED,
+                    "Missing or unknown API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`.",
                 )
             self._key_name = name
         if not has_body:

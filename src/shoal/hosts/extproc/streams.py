@@ -39,5 +39,6 @@ def take_records(picker: Picker, message: Any) -> None:
     for record in decode_records(message):
         if record.request_id:
             driver.feed(Recorded(record.request_id, record.outcome))
-        elif not record.picker:
+        elif not record.picker and record.outcome.served_address:
+            # Envoy's own refusals reach no engine; what reached one without a picker is what fail-open let through.
             driver.fold.unrouted(record.outcome)

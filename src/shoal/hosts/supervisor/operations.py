@@ -100,7 +100,9 @@ class PoolOperations:
         text, config = await asyncio.to_thread(configuration.candidate)
         await asyncio.to_thread(preflight, config.pool)
         targets = await asyncio.to_thread(targets_of, config.pool)
-        settings = envoy_settings(config.pool, parts.ground, parts.run_dir / "envoy")
+        settings = envoy_settings(
+            config.pool, parts.ground, parts.run_dir / "envoy", response_headers=config.response_headers
+        )
         stuck = needs_restart(parts.ground, parts.options, configuration.at_start, config)
         # Envoy first: it is the one that can still refuse (a certificate that cannot be read).
         parts.plane.configure(settings)

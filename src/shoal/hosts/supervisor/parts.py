@@ -73,7 +73,7 @@ def build(
         drained=pulse.until_drained,
         seed=options.seed,
     )
-    settings = envoy_settings(pool, ground, run_dir / "envoy")
+    settings = envoy_settings(pool, ground, run_dir / "envoy", response_headers=configuration.config.response_headers)
     plane = DataPlane(settings, workers.pickers, run_dir, keeper.targets)
     gate = FleetGate(ledger, plane.show, workers.tell, workers.settled, plane.marks)
     outlet.append(gate)
