@@ -26,7 +26,7 @@ _POLL_S = 0.02
 _CRASHES_ALLOWED = 2
 # A spare takes over at once; without one the imports of the new process are wait enough.
 _FIRST_WAIT_S = 0.02
-_SPARE_AFTER_S = 0.5
+_SPARE_AFTER_S = 0.1
 WARM_S = 60.0
 """Longest wait for a new worker to know the fleet; past this an upgrade is given up and the old worker stays."""
 
@@ -139,7 +139,10 @@ class WorkerProcess:
 
     def _from_spare(self, command: Sequence[str]) -> asyncio.subprocess.Process | None:
         flags = next((at for at, word in enumerate(command) if word.startswith("--")), len(command))
-        return self._spare.take(command[flags:])
+        found = self._spare.take(command[flags:])
+        if found is not None:
+            logs.get("supervisor").info("the spare worker takes over", picker=self.picker, pid=found.pid)
+        return found
 
     def _admin_socket(self) -> Path:
         return self._run_dir / f"w{self.incarnation}.sock"
