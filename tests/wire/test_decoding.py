@@ -326,7 +326,7 @@ def test_compressed_bodies_are_looked_into(encoding: str, packed: Any) -> None:
     assert decoded.request.body_bytes == len(packed(plain))
 
 
-@pytest.mark.parametrize("body", [b"not gzip", gzip.compress(b'{"messages":[]}')[:-9], b"\x1f\x8b"])
+@pytest.mark.parametrize("body", [b"not gzip", gzip.compress(b'{"messages":[]}', mtime=0)[:-9], b"\x1f\x8b"])
 def test_a_broken_gzip_body_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidInput, match="gzip") as caught:
         read(body, content_encoding="gzip")
