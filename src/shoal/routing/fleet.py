@@ -4,7 +4,7 @@ Owns membership, readiness, the last signals, and the numpy columns that plugins
 here by `books`; failures are judged by `health`, speed is learned by `pace`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ _COLUMNS: dict[str, float] = {
     "request_s": TOKENS_PER_REQUEST * DEFAULT_S_PER_TOKEN,
     "is_trial": 1.0,
 }
+
+
+_NONE = np.zeros(0, np.bool_)
 
 
 class Member:
@@ -149,6 +152,19 @@ class Fleet:
         columns["running"][row] = np.nan if signals.running is None else signals.running
         columns["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
         columns["signals_at"][row] = now
+
+    def fresh(self, since: float) -> Callable[[str], Floats]:
+        """Return a reader of scraped columns in which readings older than `since` are unknown."""
+        is_stale: npt.NDArray[np.bool_] | None = None
+
+        def column(name: str) -> Floats:
+            nonlocal is_stale
+            if is_stale is None:
+                stale = self.columns["signals_at"] < since
+                is_stale = stale if stale.any() else _NONE
+            return self.columns[name] if is_stale is _NONE else np.where(is_stale, np.nan, self.columns[name])
+
+        return column
 
     def end_trial(self, member: Member) -> None:
         """Note that an endpoint is known well enough to be compared."""

@@ -261,7 +261,7 @@ class Router:
 
     def _view(self, rows: Rows, request: Request, match: Match | None, now: float) -> FleetView:
         fleet, columns = self._fleet, self._fleet.columns
-        fresh = partial(self._fresh, now)
+        fresh = fleet.fresh(now - STALE_SIGNALS_S)
         return FleetView(
             fleet.endpoints,
             {
@@ -295,10 +295,6 @@ class Router:
         blocks = match.blocks[self._fleet.slots]
         tokens: Floats = np.minimum(blocks * float(BLOCK_TOKENS), float(request.prompt_tokens))
         return tokens
-
-    def _fresh(self, now: float, name: str) -> Floats:
-        is_stale = self._fleet.columns["signals_at"] < now - STALE_SIGNALS_S
-        return np.where(is_stale, np.nan, self._fleet.columns[name])
 
     def _max_model_len(self, request: Request) -> Floats:
         lengths = [self._models.max_model_len(request.model, m.endpoint.id) for m in self._fleet]

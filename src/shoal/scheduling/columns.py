@@ -58,8 +58,10 @@ def worst_low(column: Scores) -> Scores:
 
 def fewest_first(column: Scores) -> Scores:
     """Return (max - value) / (max - min); 1 for all when all are equal, NaN when none is known."""
-    column = worst_high(column)
     top = highest(column)
+    if math.isnan(top):
+        column = worst_high(column)
+        top = highest(column)
     width = top - lowest(column)
     return np.ones(len(column)) if width == 0 else (top - column) / width
 

@@ -108,8 +108,7 @@ class Scheduler:
         columns = []
         total: Scores | None = None
         for name, scorer, weight in self.policy.profile.scorers:
-            # fmax takes the number where the other is NaN, so that what a scorer does not know counts as 0.
-            values = np.fmin(np.fmax(scorer.score(request, view), 0.0), 1.0)
+            values = _clamped(scorer.score(request, view))
             columns.append(ScoreColumn(name, weight, values))
             weighted = values if weight == 1.0 else weight * values
             total = weighted if total is None else total + weighted
@@ -131,6 +130,15 @@ class Scheduler:
         for answering in self._answering:
             headers.update(answering.response_headers(request, decision))
         return tuple(headers.items())
+
+
+def _clamped(values: Scores) -> Scores:
+    """Return the scores within 0 to 1, what a scorer does not know as 0."""
+    if values[values.argmin()] >= 0.0 and values[values.argmax()] <= 1.0:
+        return values
+    # fmax takes the number where the other is NaN.
+    within: Scores = np.fmin(np.fmax(values, 0.0), 1.0)
+    return within
 
 
 def _saturated(dropped: list[tuple[str, int]]) -> Refusal:
