@@ -26,7 +26,7 @@ from shoal.hosts.extproc.lean import LeanServer
 from shoal.hosts.journal import JournalWriter
 from shoal.hosts.keys import KeyRing
 from shoal.hosts.tracing import Tracer
-from shoal.kernel import Chance
+from shoal.kernel import Chance, ShoalError
 from shoal.measures import Fold
 from shoal.prefix import BLOCK_TOKENS, MAX_BLOCKS, BlockHasher
 from shoal.routing import Account, Configured, Event, Router
@@ -179,15 +179,18 @@ def main(argv: list[str] | None = None) -> int:
 
     options = parser().parse_args(argv)
     logs.setup(options.log_format, options.log_level)
-    text = Path(options.config).read_text() if options.config else ""
-    config = load(text, options.config or "default")
-
     _settle_memory()
 
     async def serve_until_stopped() -> None:
-        await Worker(options, config, text).run()
+        text = Path(options.config).read_text() if options.config else ""
+        await Worker(options, load(text, options.config or "default"), text).run()
 
-    uvloop.run(serve_until_stopped())
+    try:
+        uvloop.run(serve_until_stopped())
+    except (ShoalError, OSError) as error:
+        # A file that was good when it was accepted may be gone or bad when a worker starts anew.
+        log.error("the picker worker cannot start: %s", error)
+        return 2
     return 0
 
 
