@@ -73,5 +73,5 @@ def test_a_client_that_leaves_is_counted_and_is_no_failure_of_the_engine(
     front.idle()
     until(lambda: front.sample("shoal_client_gone_total") == before + 4, why=front.said)
     assert front.states()[engine.address] == "ready"
-    assert front.sample("shoal_endpoint_failures") == 0
+    assert front.sample("shoal_endpoint_failures_total") == 0
     assert front.sample("llm_d_epp_request_running") == 0

