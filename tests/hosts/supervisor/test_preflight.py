@@ -36,7 +36,7 @@ def test_a_keys_file_that_is_missing_or_bad_is_refused_with_its_setting(tmp_path
 
 
 def test_tracing_without_its_libraries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
     with pytest.raises(ConfigError, match=r"shoal\[otel\]"):
         preflight(pool("tracing: {otlp_endpoint: 'http://127.0.0.1:4318'}\n"))
 
