@@ -50,9 +50,14 @@ def test_both_halves_run_without_errors_and_the_cache_is_used_more(tmp_path: Pat
     assert after["hit_ratio"] > before["hit_ratio"]
 
 
+def hear_interrupts() -> None:
+    """A shell starts what it runs in the background deaf to SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_demo_leaves_no_process_behind(number: signal.Signals) -> None:
-    child = subprocess.Popen(DEMO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(DEMO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=hear_interrupts)
     try:
         # supervisor, Envoy, a worker, two engines
         family = family_of(child, 5)
