@@ -67,7 +67,8 @@ def _kill_engine(scale: float) -> Figure:
 
         async def is_back() -> bool:
             picture = await pool.stage.picture()
-            return sum(each.state == "ready" for each in picture.endpoints) == _ENGINES
+            # Half-open: it is offered, and the next request decides.
+            return sum(each.state in ("ready", "half-open") for each in picture.endpoints) == _ENGINES
 
         await asyncio.sleep(0.5)
         return {"back_after_s": await _until(is_back, _BACK_WITHIN_S)}

@@ -294,3 +294,15 @@ def test_records_of_unknown_requests_are_counted_and_dropped() -> None:
     pool = Pool(1)
     assert pool.feed(Recorded("never seen", Outcome(status=200))) == []
     assert pool.router.status().orphan_records == 1
+
+
+def test_an_engine_that_was_started_anew_is_offered_at_once_and_holds_nothing() -> None:
+    pool = Pool(2)
+    pool.load("e0", prefix_query_tokens=5000, running=0, waiting=0)
+    for number in range(20):
+        sent = pool.send(f"w{number}")
+        is_dead = sent.target == "10.0.0.0:8000"
+        sent.finish(is_upstream_failure=is_dead, status=503 if is_dead else 200)
+    assert {pool.send(f"u{number}").target for number in range(8)} == {"10.0.0.1:8000"}
+    pool.load("e0", prefix_query_tokens=10, running=0, waiting=0)
+    assert "10.0.0.0:8000" in {pool.send(f"v{number}").target for number in range(8)}

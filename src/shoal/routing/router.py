@@ -191,7 +191,9 @@ class Router:
             return
         before, signals = member.signals, event.signals
         if before is not None and _went_back(before.prefix_query_tokens, signals.prefix_query_tokens):
+            # Another process answers at this address: its cache is empty, and the failures were the old one's.
             self._index.clear(member.slot)
+            self._candidates.succeeded(member)
         self._fleet.take_signals(member, signals, now)
         if signals.num_blocks and signals.block_size_tokens:
             capacity = capacity_blocks(signals.num_blocks, signals.block_size_tokens)
