@@ -111,7 +111,7 @@ def test_producers_set_the_parameters_of_the_rooms() -> None:
 
 def test_plugins_say_which_headers_they_read() -> None:
     config = load((ROOT / "examples/config/sessions.yaml").read_text(), "")
-    assert config.request_headers == ("cookie", "x-session-id")
+    assert config.request_headers == ("cookie:sid", "x-session-id")
 
 
 def test_pool_settings_are_taken_with_their_units() -> None:

@@ -30,7 +30,6 @@ _COLUMNS: dict[str, float] = {
     "clear_at": 0.0,
     "foreign_requests": 0.0,
     "prefill_s_per_token": DEFAULT_S_PER_TOKEN,
-    "base_ttft_s": 0.0,
     "request_s": TOKENS_PER_REQUEST * DEFAULT_S_PER_TOKEN,
     "is_trial": 1.0,
 }

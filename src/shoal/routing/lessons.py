@@ -105,7 +105,6 @@ class Lessons:
             self._pool_output_s = pool_tpot_s(m.pace for m in self._fleet)
         columns, row, pace = self._fleet.columns, member.row, member.pace
         columns["prefill_s_per_token"][row] = pace.s_per_token
-        columns["base_ttft_s"][row] = pace.base_s
         columns["request_s"][row] = request_s(pace, self._pool_token_s, self._pool_output_s)
         if pace.records >= TRIAL_RECORDS or member.requests_total >= 4 * TRIAL_RECORDS:
             self._fleet.end_trial(member)

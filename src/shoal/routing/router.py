@@ -274,7 +274,6 @@ class Router:
                 "inflight_prompt_tokens": columns["inflight_prompt_tokens"],
                 "inflight_output_tokens": columns["inflight_output_tokens"],
                 "prefill_s_per_token": columns["prefill_s_per_token"],
-                "base_ttft_s": columns["base_ttft_s"],
                 "request_s": columns["request_s"],
                 "is_trial": columns["is_trial"] if fleet.on_trial else 0.0,
                 "waiting": partial(fresh, "waiting"),

@@ -145,13 +145,8 @@ class BoundSessions:
     def _attribute(self, request: Request) -> str:
         if self._producer is None:
             return request.session_id
-        if self._producer.header_name:
-            return request.headers.get(self._producer.header_name.lower(), "").strip()
-        for pair in request.headers.get("cookie", "").split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == self._producer.cookie_name:
-                return value.strip()
-        return ""
+        (name,) = self._producer.request_headers()
+        return request.headers.get(name, "").strip()
 
     def endpoint_of(self, request: Request) -> str:
         bound = self._bound.get(self.session_of(request))

@@ -193,7 +193,7 @@ class SessionIdProducer(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("exactly one of headerName and cookieName must be set")
 
     def request_headers(self) -> tuple[str, ...]:
-        return (self.header_name.lower(),) if self.header_name else ("cookie",)
+        return (self.header_name.lower() if self.header_name else f"cookie:{self.cookie_name}",)
 
 
 class MetricsDataSource(msgspec.Struct, frozen=True, kw_only=True):

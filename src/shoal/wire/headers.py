@@ -4,6 +4,7 @@ Owns the names of inbound control headers.  Which of them a client may send at a
 data plane; what they mean is decided by the router.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -30,6 +31,9 @@ MAX_KEPT_CHARS = 4096
 """What is kept of a further header: these go into plugins' tables and into the journal."""
 
 
+COOKIE = "cookie:"
+
+
 class HeaderFacts(NamedTuple):
     """What the headers say; "" where they say nothing.  kept: goes to `Request.headers`."""
 
@@ -42,14 +46,18 @@ class HeaderFacts(NamedTuple):
 
 
 def read_headers(headers: Mapping[str, str], extra: tuple[str, ...] = ()) -> HeaderFacts:
-    """Read `headers` (lower-case names).  extra: further names to keep."""
+    """Read `headers` (lower-case names).  extra: further names to keep; `cookie:NAME` keeps a digest of one cookie.
+
+    A cookie's value is a secret of its user's session, and what is kept stands in journals: the digest tells sessions
+    apart as well.
+    """
     kept: dict[str, str] = {}
     for name, older in KEPT_HEADERS:
         value = headers.get(name) or (headers.get(older) if older else None)
         if value:
             kept[name] = value
     for name in extra:
-        value = headers.get(name)
+        value = _cookie(headers, name[len(COOKIE) :]) if name.startswith(COOKIE) else headers.get(name)
         if value:
             kept[name] = value[:MAX_KEPT_CHARS]
     return HeaderFacts(
@@ -60,6 +68,15 @@ def read_headers(headers: Mapping[str, str], extra: tuple[str, ...] = ()) -> Hea
         headers.get(NO_RETRY_HEADER, "").strip().lower() not in ("true", "1", "yes"),
         kept,
     )
+
+
+def _cookie(headers: Mapping[str, str], wanted: str) -> str:
+    """The digest of one cookie's value, "" when it is not there."""
+    for pair in headers.get("cookie", "").split(";"):
+        name, _, value = pair.strip().partition("=")
+        if name == wanted and value.strip():
+            return hashlib.sha256(value.strip().encode()).hexdigest()[:32]
+    return ""
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
