@@ -76,7 +76,9 @@ def test_a_request_goes_only_to_endpoints_that_serve_its_model() -> None:
 def test_no_ready_endpoint_is_503_and_a_loading_one_joins_when_it_is_ready() -> None:
     pool = Pool(1)
     pool.feed(EndpointChanged("e0", EndpointState.LOADING))
-    assert pool.send().refused.refusal.reason is RefusalReason.NO_ENDPOINTS
+    refusal = pool.send().refused.refusal
+    assert refusal.reason is RefusalReason.NO_ENDPOINTS
+    assert refusal.message == "No endpoint is ready for the model `m`: 1 of 1 still loading."
     pool.feed(EndpointChanged("e0", EndpointState.READY))
     assert pool.send().target == "10.0.0.0:8000"
 

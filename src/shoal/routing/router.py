@@ -315,9 +315,12 @@ class Router:
         return f"The model `{name[:200]}` does not exist in this pool.{hint}"
 
     def _no_endpoint(self, model: str) -> str:
-        waiting = sum(member.state is not EndpointState.READY for member in self._fleet)
+        known = len(self._fleet)
+        loading = sum(member.state is EndpointState.LOADING for member in self._fleet)
         what = f"No endpoint is ready for the model `{model[:200]}`" if model else "No endpoint is ready"
-        return f"{what}: {len(self._fleet)} known, {waiting} not ready."
+        if not known:
+            return f"{what}: the pool knows none."
+        return f"{what}: {loading} of {known} still loading." if loading else f"{what}: {known} known, 0 loading."
 
     # ------------------------------------------------------------------ endings: all meet in _close
 
