@@ -4,6 +4,7 @@
 `service` the one for other gateways, `streams` what both share, `worker` the process.  No policy lives here.
 """
 
-from shoal.hosts.extproc.exchange import Exchange, Picker
+from shoal.hosts.extproc.exchange import Exchange
+from shoal.hosts.picker import Picker
 
 __all__ = ["Exchange", "Picker"]

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from shoal.hosts.extproc.exchange import Picker
+from shoal.hosts.picker import Picker
 from shoal.measures import render
 from shoal.routing import Event
 

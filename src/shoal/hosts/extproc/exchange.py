@@ -1,81 +1,22 @@
-"""One request's conversation with Envoy: assembles head and body, asks the router once, answers.
+"""One request's conversation with Envoy: assembles head and body, asks the picker once, answers.
 
-Owns the phases of ext_proc (BUFFERED from our own Envoy, FULL_DUPLEX_STREAMED from others) and the checks at the door:
-key, declared length, buffered bytes.  It decides nothing about load.
+Owns the phases of ext_proc (BUFFERED from our own Envoy, FULL_DUPLEX_STREAMED from others) and nothing else of a
+request: the checks at the door and the question to the router are `hosts.picker`'s.
 """
 
-import asyncio
-import logging
 import time
-from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
 
-import msgspec
-
-from shoal.hosts.driver import Driver
 from shoal.hosts.extproc import replies
-from shoal.kernel import InvalidInput
-from shoal.pool import Api, Outcome, Refusal, RefusalReason
-from shoal.prefix import BlockHasher
-from shoal.routing import Arrived, Ended, Forward, Recorded, Refuse
-from shoal.routing.config import RouterConfig
-from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_model, render_models, rewrite
-
-log = logging.getLogger("shoal.extproc")
+from shoal.hosts.picker import Answered, Picker, Placed
+from shoal.pool import Outcome
+from shoal.routing import Ended, Forward, Recorded
 
 FULL_DUPLEX_STREAMED = 4
 BODY_MODE_NONE = 0
-# A body of unknown length is charged as this much until it is there.
-UNKNOWN_LENGTH_BYTES = 1 << 20
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
-TRACE_HEADERS = ("traceparent",)
-# Bodies up to this size never wait for the budget: large ones cannot shut them out.
-SMALL_BODY_BYTES = 1 << 20
-MODELS_PATH = "/v1/models"
-JSON_TYPE = (("content-type", "application/json"),)
-CLIENT_KEY_HEADERS = ("authorization", "x-api-key")
-
-
-class Picker:
-    """What all exchanges of one worker share.
-
-    picker_id: names this worker in records.  check_key: (authorization, x-api-key) -> the key's name, None for a bad
-    one; None when the pool is open.  draining: set when another worker takes over; access-log streams then end,
-    so that Envoy opens them anew to its successor.
-    """
-
-    def __init__(
-        self,
-        driver: Driver,
-        config: RouterConfig,
-        hasher: BlockHasher,
-        picker_id: str,
-        run: str,
-        check_key: Callable[[str | None, str | None], str | None] | None = None,
-    ) -> None:
-        self.driver = driver
-        self.hasher = hasher
-        self.picker_id = picker_id
-        self.check_key = check_key
-        self.draining = asyncio.Event()
-        self.buffered_bytes = 0
-        self._run = run
-        self._minted = 0
-        self.configure(config)
-
-    def configure(self, config: RouterConfig) -> None:
-        """Take new host settings; requests under way keep theirs."""
-        self.settings = settings = config.pool
-        kept = (*config.request_headers, *(TRACE_HEADERS if settings.tracing.otlp_endpoint else ()))
-        self.limits = Limits(max_body_bytes=settings.limits.max_body_bytes, kept_headers=kept)
-
-    def mint(self) -> str:
-        """Return an id that is unique in the pool: this run's random name and a count."""
-        self._minted += 1
-        return f"{self._run}-{self._minted}"
 
 
 class Exchange:
@@ -146,50 +87,28 @@ class Exchange:
         refusal = self._at_the_door(not message.request_headers.end_of_stream)
         if refusal is not None:
             return [refusal]
-        path = self._path.partition("?")[0]
-        if self._method == "GET" and (path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")):
-            return [self._models(unquote(path[len(MODELS_PATH) + 1 :]))]
+        answered = self._picker.models(self._method, self._path, headers)
+        if answered is not None:
+            return [self._answered(answered)]
         if message.request_headers.end_of_stream or mode == BODY_MODE_NONE or "upgrade" in headers:
             return self._decide(is_body_phase=False)
         return [] if self._is_duplex else [replies.CONTINUE_HEADERS]
 
-    def _models(self, name: str) -> bytes:
-        """Answer for the whole pool: its models, or the one of that name."""
-        models = self._picker.driver.router.models()
-        if not name:
-            body = render_models(models)
-        else:
-            found = [model for model in models if model.id == name]
-            if not found:
-                return self._refused(RefusalReason.MODEL_NOT_FOUND, f"The model `{name[:200]}` does not exist.")
-            body = render_model(found[0])
-        return replies.immediate(200, JSON_TYPE, body, "models", self._picker.picker_id)
-
     def _at_the_door(self, has_body: bool) -> bytes | None:
         """Refuse on the head alone what needs no body: no key, too long, too much buffered already."""
-        picker, limits = self._picker, self._picker.settings.limits
-        get = self._headers.get
-        if picker.check_key is not None:
-            name = picker.check_key(get("authorization"), get("x-api-key"))
-            if name is None:
-                return self._refused(
-                    RefusalReason.UNAUTHORIZED,
-                    "Missing or unknown API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`.",
-                )
-            self._key_name = name
+        picker, headers = self._picker, self._headers
+        name = picker.let_in(self._path, headers)
+        if isinstance(name, Answered):
+            return self._answered(name)
+        self._key_name = name
         if not has_body:
             return None
-        declared = get("content-length", "")
+        declared = headers.get("content-length", "")
         is_declared = declared.isdecimal() and len(declared) < 16
-        length = int(declared) if is_declared else min(UNKNOWN_LENGTH_BYTES, limits.max_body_bytes)
-        if length > limits.max_body_bytes:
-            return self._too_large()
-        if length > SMALL_BODY_BYTES and length + picker.buffered_bytes > limits.max_buffered_bytes:
-            return self._refused(
-                RefusalReason.SATURATED, "Too many request bodies are being received; try again.", retry_after_s=1.0
-            )
-        self._charged_bytes = length
-        picker.buffered_bytes += length
+        charged = picker.charge(self._path, headers, int(declared) if is_declared else None)
+        if isinstance(charged, Answered):
+            return self._answered(charged)
+        self._charged_bytes = charged
         return None
 
     def _on_body(self, message: Any) -> list[bytes]:
@@ -201,7 +120,7 @@ class Exchange:
             return []
         self._body.append(body)
         if sum(map(len, self._body)) > self._picker.limits.max_body_bytes:
-            return [self._too_large()]
+            return [self._answered(self._picker.too_large(self._path, self._headers))]
         return self._decide() if message.end_of_stream else []
 
     def _on_response(self, message: Any, phase: str) -> list[bytes]:
@@ -237,51 +156,27 @@ class Exchange:
         self._body = []
         if self._forward is not None:
             return []
-        try:
-            return self._ask(body, is_body_phase)
-        except InvalidInput as error:
-            refusal = refusal_of(error)
-            return [self._refused(refusal.reason, refusal.message)]
-
-    def _ask(self, body: bytes, is_body_phase: bool) -> list[bytes]:
         picker = self._picker
         self.request_id = picker.mint()
         self._started_at = time.monotonic()
-        decoded = decode(self.request_id, self._method, self._path, self._headers, body, picker.limits, self._subset)
-        request = decoded.request
-        if self._key_name:
-            # Who a request belongs to is the key's word where there are keys, not a header's.
-            request = msgspec.structs.replace(request, tenant_id=self._key_name)
-        blocks = b""
-        if decoded.prompts:
-            model = picker.driver.router.canonical(request.model)
-            blocks = picker.hasher.hash_prompt(decoded.prompts, (model, decoded.salt.hex())).tobytes()
-        try:
-            commands = picker.driver.feed(Arrived(request, blocks))
-        except Exception:
-            # A plugin may fail after the work was booked.
-            picker.driver.feed(Ended(self.request_id))
-            raise
-        for command in commands:
-            if isinstance(command, Refuse) and command.request_id == self.request_id:
-                return [self._answered(command.refusal, command.api)]
-            if isinstance(command, Forward) and command.request_id == self.request_id:
-                self._forward = command
-                return self._send(command, body, request.api, request.is_streaming, is_body_phase)
-        raise RuntimeError("the router neither forwarded nor refused the request")
+        placed = picker.ask(
+            self.request_id, self._method, self._path, self._headers, body, self._key_name, self._subset
+        )
+        if isinstance(placed, Answered):
+            return [self._answered(placed)]
+        self._forward = placed.forward
+        return self._send(placed, body, is_body_phase)
 
-    def _send(self, forward: Forward, body: bytes, api: Api, is_streaming: bool, is_body_phase: bool) -> list[bytes]:
-        picker = self._picker
+    def _send(self, placed: Placed, body: bytes, is_body_phase: bool) -> list[bytes]:
+        picker, forward = self._picker, placed.forward
         destination = ",".join(forward.endpoints)
         set_headers = [(replies.DESTINATION, destination)]
-        remove = [] if picker.settings.forward_client_key else [h for h in CLIENT_KEY_HEADERS if h in self._headers]
+        remove = [name for name in picker.removed_headers if name in self._headers]
         if not self._is_duplex or not forward.retry_allowed:
-            # A retry past the end of the list would go to any engine of the fleet, also one of another model.
-            retries = min(len(forward.endpoints) - 1, picker.settings.retries.attempts) if forward.retry_allowed else 0
-            set_headers.append(("x-envoy-max-retries", str(retries)))
-        new_body = self._rewritten(forward, body, api, is_streaming)
-        if new_body is not None:
-            set_headers.append(("content-length", str(len(new_body))))
+            set_headers.append(("x-envoy-max-retries", str(picker.retries_of(forward))))
+        is_changed = placed.body is not body
+        if is_changed:
+            set_headers.append(("content-length", str(len(placed.body))))
             if "content-encoding" in self._headers:
                 remove.append("content-encoding")
         reply = replies.routed(
@@ -296,46 +191,22 @@ class Exchange:
                 },
                 replies.LB_NAMESPACE: {replies.DESTINATION: destination},
             },
-            body=None if self._is_duplex else new_body,
+            body=placed.body if is_changed and not self._is_duplex else None,
             skips_response_body=self._is_duplex,
         )
         if not self._is_duplex or not is_body_phase:
             return [reply]
-        return [reply, *replies.streamed_body(body if new_body is None else new_body)]
-
-    def _rewritten(self, forward: Forward, body: bytes, api: Api, is_streaming: bool) -> bytes | None:
-        injects = is_streaming and self._picker.settings.usage == "inject"
-        if not body or not (forward.model or injects):
-            return None
-        changed = rewrite(
-            body,
-            api,
-            model=forward.model,
-            inject_usage=injects,
-            content_type=self._headers.get("content-type", ""),
-            content_encoding=self._headers.get("content-encoding", ""),
-            limits=self._picker.limits,
-        )
-        return None if changed == body else changed
+        return [reply, *replies.streamed_body(placed.body)]
 
     # ------------------------------------------------------------------ refusals and the end
 
-    def _too_large(self) -> bytes:
-        limit = self._picker.limits.max_body_bytes
-        return self._refused(RefusalReason.BODY_TOO_LARGE, f"The request body is over the limit of {limit} bytes.")
-
-    def _refused(self, reason: RefusalReason, message: str, retry_after_s: float | None = None) -> bytes:
-        refusal = Refusal(reason=reason, message=message, retry_after_s=retry_after_s)
-        self._picker.driver.fold.refused_at_door(reason)
-        return self._answered(refusal, api_of(self._path))
-
-    def _answered(self, refusal: Refusal, api: Api) -> bytes:
+    def _answered(self, answered: Answered) -> bytes:
         self._uncharge()
-        local = answer(refusal, api, self._headers.get("x-request-id", self.request_id))
-        return replies.immediate(local.status, local.headers, local.body, str(refusal.reason), self._picker.picker_id)
+        status, headers, body, details = answered
+        return replies.immediate(status, headers, body, details, self._picker.picker_id)
 
     def _uncharge(self) -> None:
-        self._picker.buffered_bytes -= self._charged_bytes
+        self._picker.uncharge(self._charged_bytes)
         self._charged_bytes = 0
 
     def end(self) -> None:

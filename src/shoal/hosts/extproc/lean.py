@@ -17,9 +17,10 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from shoal.hosts.extproc import streams
-from shoal.hosts.extproc.exchange import Exchange, Picker
+from shoal.hosts.extproc.exchange import Exchange
 from shoal.hosts.extproc.http2 import Connection, Opened, Received
 from shoal.hosts.extproc.streams import HEALTH_SERVICES, LIVENESS, MESSAGE_OVERHEAD_BYTES
+from shoal.hosts.picker import Picker
 
 log = logging.getLogger("shoal.extproc")
 

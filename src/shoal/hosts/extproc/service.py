@@ -15,7 +15,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from shoal.hosts.extproc.exchange import Exchange, Picker
+from shoal.hosts.extproc.exchange import Exchange
 from shoal.hosts.extproc.streams import (
     ACCESS_LOG,
     EXT_PROC,
@@ -25,6 +25,7 @@ from shoal.hosts.extproc.streams import (
     receive,
     take_records,
 )
+from shoal.hosts.picker import Picker
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 

@@ -7,7 +7,8 @@ import logging
 from typing import Any
 
 from shoal.hosts.envoy import decode_records
-from shoal.hosts.extproc.exchange import Exchange, Picker
+from shoal.hosts.extproc.exchange import Exchange
+from shoal.hosts.picker import Picker
 from shoal.routing import Recorded
 
 log = logging.getLogger("shoal.extproc")

@@ -21,10 +21,10 @@ from aiohttp import web
 
 from shoal.hosts.driver import Driver
 from shoal.hosts.extproc.admin import WorkerAdmin
-from shoal.hosts.extproc.exchange import Picker
 from shoal.hosts.extproc.lean import LeanServer
 from shoal.hosts.journal import JournalWriter
 from shoal.hosts.keys import KeyRing
+from shoal.hosts.picker import Picker
 from shoal.hosts.tracing import Tracer
 from shoal.kernel import Chance, ShoalError
 from shoal.measures import Fold
