@@ -5,6 +5,7 @@ an operator can act on.  What the answers mean is not read here.
 """
 
 import asyncio
+import errno
 import os
 import ssl
 
@@ -19,6 +20,11 @@ _HINTS = {
     401: "HTTP 401: the engine wants an API key",
     403: "HTTP 403: the engine does not accept this API key",
 }
+# What OpenSSL calls an answer that is no TLS record.
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "RECORD_LAYER_FAILURE")
+_CLOSED = "the engine closed the connection"
+_GARBLED = "the answer is not HTTP"
+_WHEN_TLS_IS_WANTED = (_CLOSED, _GARBLED, os.strerror(errno.ECONNRESET).lower())
 
 
 class Unreachable(Exception):
@@ -27,6 +33,11 @@ class Unreachable(Exception):
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason[:_MAX_REASON_CHARS])
         self.status = status
+
+    @property
+    def may_want_tls(self) -> bool:
+        """Whether servers that speak TLS alone fail plain calls like this."""
+        return self.status == 400 or (not self.status and str(self) in _WHEN_TLS_IS_WANTED)
 
 
 class Lanes:
@@ -99,6 +110,21 @@ class EngineDoor:
         self.is_steady = True
         return body
 
+    async def speaks_tls(self, timeout_s: float) -> bool:
+        """Whether a server that is called without TLS takes a handshake; its certificate is not looked at."""
+        if self._origin.startswith("https:"):
+            return False
+        host, _, port = self._origin.partition("://")[2].rpartition(":")
+        anything = ssl.create_default_context()
+        anything.check_hostname, anything.verify_mode = False, ssl.CERT_NONE
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=anything)
+        except (OSError, TimeoutError):
+            return False
+        writer.transport.abort()
+        return True
+
     async def close(self) -> None:
         """Close the connections to the engine."""
         session, self._session = self._session, None
@@ -115,7 +141,10 @@ class EngineDoor:
         )
         async with response:
             if response.status != 200:
-                raise Unreachable(_HINTS.get(response.status, f"HTTP {response.status}"), response.status)
+                reason = _HINTS.get(response.status, f"HTTP {response.status}")
+                if location := response.headers.get("Location", ""):
+                    reason = f"{reason}, which points to {location}"
+                raise Unreachable(reason, response.status)
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise Unreachable("answered compressed though asked not to", response.status)
             return await _body(response, limit_bytes)
@@ -150,12 +179,17 @@ def describe(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"the TLS certificate is not trusted: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorSSLError | ssl.SSLError):
-        return f"TLS failed: {error}"
+        reason = str(getattr(getattr(error, "os_error", error), "reason", None) or error)
+        if reason in _NOT_TLS:
+            return "the server does not speak TLS here: write http:// if it serves plain HTTP"
+        return f"TLS failed: {reason.replace('_', ' ').lower()}"
     number = getattr(getattr(error, "os_error", error), "errno", None)
     if isinstance(number, int) and number > 0:
         return os.strerror(number).lower()
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the engine closed the connection"
+        return _CLOSED
     if isinstance(error, aiohttp.ClientPayloadError):
         return "the answer broke off"
+    if isinstance(error, aiohttp.ClientResponseError):  # its text repeats the bytes, with carets below them
+        return _GARBLED
     return f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -32,20 +32,24 @@ def detect_engine(page: bytes) -> str:
 class Readiness:
     """The checks of one endpoint.  Every method raises Unreachable with the reason why it is not ready."""
 
-    __slots__ = ("_door", "_has_health_path", "_pace")
+    __slots__ = ("_door", "_has_health_path", "_pace", "_speaks_tls")
 
     def __init__(self, door: EngineDoor, pace: Pace) -> None:
         self._door = door
         self._pace = pace
-        self._has_health_path = True
+        self.forget()
 
     def forget(self) -> None:
         """Another engine may run at this address now: look for its health path anew."""
         self._has_health_path = True
+        self._speaks_tls: bool | None = None
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """Read `/v1/models`."""
-        body = await self._call("/v1/models", MAX_MODELS_BYTES)
+        """Read `/v1/models`, the first thing that an engine is asked."""
+        try:
+            body = await self._call("/v1/models", MAX_MODELS_BYTES)
+        except Unreachable as error:
+            raise Unreachable(await self._hinted(error), error.status) from None
         try:
             models = parse_models(body)
         except InvalidInput as error:
@@ -72,6 +76,17 @@ class Readiness:
                     raise
             self._has_health_path = False
         await self.models()
+
+    async def _hinted(self, error: Unreachable) -> str:
+        """Why the call failed, and what to write instead where that can be told."""
+        if error.status in _NO_SUCH_PATH:
+            return f"{error}: no OpenAI API is at this URL; is it an engine?"
+        if error.may_want_tls:
+            if self._speaks_tls is None:
+                self._speaks_tls = await self._door.speaks_tls(self._pace.timeout_s)
+            if self._speaks_tls:
+                return "the server speaks TLS: write https://"
+        return str(error)
 
     async def _call(self, path: str, limit_bytes: int) -> bytes:
         try:
