@@ -47,6 +47,17 @@ endpoints:
     assert targets[0].known_engine == "vllm"
 
 
+def test_a_list_under_backends_is_read_as_a_bare_one() -> None:
+    targets, problems = parse_backends(b"backends:\n- url: http://10.0.0.1:8000\n- URL: http://10.0.0.2:8000\n", HERE)
+    assert [target.url for target in targets] == ["http://10.0.0.1:8000"]
+    assert [str(problem) for problem in problems] == ["pool.yaml:3: entry 2: unknown field 'URL'; did you mean url?"]
+
+
+def test_an_unknown_field_that_resembles_none_is_told_the_known_ones() -> None:
+    _, (problem,) = parse_backends(b"- {url: 'http://10.0.0.1', weight: 2}", HERE)
+    assert problem.message.startswith("unknown field 'weight'; known are url, name, engine, ")
+
+
 def test_a_bad_entry_is_left_out_and_named_with_its_line() -> None:
     targets, problems = parse_backends(
         b"""- url: http://10.0.0.1:8000
@@ -71,11 +82,11 @@ def test_a_bad_entry_is_left_out_and_named_with_its_line() -> None:
         (7, "entry 7"),
     ]
     assert str(problems[0]).startswith("pool.yaml:2: entry 2: '10.0.0.2:8000' must begin with http://")
-    assert "label" in str(problems[1])
+    assert str(problems[1]).endswith("unknown field 'label'; did you mean labels?")
     assert "already named in line 1" in str(problems[4])
 
 
-@pytest.mark.parametrize("text", [b"", b"# nothing yet\n", b"[]", b"endpoints:\n", b"endpoints: []\n"])
+@pytest.mark.parametrize("text", [b"", b"# nothing yet\n", b"[]", b"endpoints:\n", b"endpoints: []\n", b"backends:\n"])
 def test_an_empty_file_names_no_backend(text: bytes) -> None:
     assert parse_backends(text, HERE) == ([], [])
 
@@ -85,7 +96,10 @@ def test_an_empty_file_names_no_backend(text: bytes) -> None:
     [
         (b"- url: [", "is not YAML"),
         (b"just text", "expected a list of backends"),
-        (b"pods: []", "mapping with `endpoints`"),
+        (b"pods: []", "or one under `backends:`"),
+        (b"backend: []", "did you mean backends?"),
+        (b"backends: {a: b}", "expected a list of backends"),
+        (b"kind: Pool\nbackends: []", "give a configuration with --config"),
         (b"endpoints: {a: b}", "expected a list of backends"),
         (b"\xff\xfe\x00", "is not YAML"),
         (b"[" * 100_000, "nest"),

@@ -1,10 +1,12 @@
 """The backends file: YAML that lists engines, in Shoal's own form or in llm-d's file-discovery form.
 
-Ours is a list of `{url, name, engine, labels, api_key_file, ca_file}`; llm-d's is
+Ours is a list of `{url, name, engine, labels, api_key_file, ca_file}`, bare or under `backends:`; llm-d's is
 `endpoints: [{name, namespace, address, port, labels}]`.  Entries of both forms may stand in either place.
 A bad entry is reported with its line and left out; only a file that is no such list at all is an error.
 """
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from shoal.kernel import ConfigError
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _OurEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+_LISTS = ("backends", "endpoints")
+
+
+class _OurEntry(msgspec.Struct, kw_only=True):
     url: str
     name: str = ""
     engine: str = ""
@@ -83,9 +88,12 @@ def _items(root: yaml.Node | None, source: str) -> list[yaml.Node]:
         return []
     if isinstance(root, yaml.MappingNode):
         found = {key.value: value for key, value in root.value if isinstance(key, yaml.ScalarNode)}
-        if "endpoints" not in found:
-            raise ConfigError("expected a list of backends, or a mapping with `endpoints`", source=source, line=1)
-        root = found["endpoints"]
+        if "kind" in found:
+            raise ConfigError("has a `kind`: give a configuration with --config", source=source, line=1)
+        if not found.keys() & set(_LISTS):
+            hint = near(found, _LISTS)
+            raise ConfigError(f"expected a list of backends, or one under `backends:`{hint}", source=source, line=1)
+        return [item for name in _LISTS if name in found for item in _items(found[name], source)]
     if isinstance(root, yaml.SequenceNode):
         return list(root.value)
     if isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null":
@@ -100,6 +108,12 @@ def _target(entry: Any, folder: Path) -> Target:
         port = int(theirs.port) if str(theirs.port).isdecimal() else 0
         url = f"http://{join_address(theirs.address, port)}"
         return parse_url(url, name=f"{theirs.namespace}/{theirs.name}", labels=theirs.labels)
+    if isinstance(entry, dict):
+        known = _OurEntry.__struct_fields__
+        for name in entry:
+            if name not in known:
+                hint = near([str(name)], known) or f"; known are {', '.join(known)}"
+                raise ConfigError(f"unknown field {str(name)[:80]!r}{hint}")
     ours = msgspec.convert(entry, _OurEntry)
     return parse_url(
         ours.url,
@@ -109,6 +123,14 @@ def _target(entry: Any, folder: Path) -> Target:
         api_key=read_api_key(folder / ours.api_key_file) if ours.api_key_file else "",
         ca_file=str(_existing(folder / ours.ca_file)) if ours.ca_file else "",
     )
+
+
+def near(names: Iterable[str], known: Iterable[str]) -> str:
+    """Return `; did you mean X?` for the first name that resembles a known one, "" when none does."""
+    for name in names:
+        if found := difflib.get_close_matches(name.lower(), known, n=1):
+            return f"; did you mean {found[0]}?"
+    return ""
 
 
 def read_api_key(path: Path) -> str:
