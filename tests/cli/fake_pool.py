@@ -8,7 +8,8 @@ from pathlib import Path
 
 from shoal.hosts.admin import ADMIN_SOCKET, EndpointPicture, PoolPicture, WorkerPicture
 from shoal.hosts.supervisor.answers import Explained, PoolAnswers
-from shoal.hosts.supervisor.server import AdminServer, NotFound
+from shoal.hosts.supervisor.orders import Carried, NotFound
+from shoal.hosts.supervisor.server import AdminServer
 
 EXPLANATION = {
     "picker": "0",
@@ -95,20 +96,21 @@ class FakeOperations:
         self.asked: list[str] = []
         self._answers = answers
 
-    async def add(self, url: str) -> list[str]:
+    async def add(self, url: str) -> Carried:
+        is_known = f"add {url}" in self.asked
         self.asked.append(f"add {url}")
-        return ["10.0.0.9:8000"]
+        return Carried(endpoints=["10.0.0.9:8000"], is_known=is_known)
 
-    async def drain(self, name: str) -> list[str]:
+    async def drain(self, name: str) -> Carried:
         self.asked.append(f"drain {name}")
         if name != "a":
             raise NotFound(f"no endpoint {name!r}; known: a, b")
         self._answers.draining["a"] = 3
-        return ["a"]
+        return Carried(endpoints=["a"])
 
-    async def remove(self, name: str) -> list[str]:
+    async def remove(self, name: str) -> Carried:
         self.asked.append(f"remove {name}")
-        return [name]
+        return Carried(endpoints=[name])
 
     async def reload(self) -> str:
         return "reloaded"
@@ -136,7 +138,7 @@ def fake_pool(run_dir: Path) -> Iterator[FakePool]:
     """Serve a fake pool from a thread."""
     pool = FakePool(run_dir)
     loop = asyncio.new_event_loop()
-    server = AdminServer(pool.answers, pool.operations)
+    server = AdminServer(pool.answers, pool.operations, pool.operations)
     loop.run_until_complete(server.listen_unix(run_dir / ADMIN_SOCKET))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

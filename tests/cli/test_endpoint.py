@@ -13,6 +13,13 @@ def test_add_and_remove_reach_the_pool(pool: FakePool, capsys: pytest.CaptureFix
     assert "added 10.0.0.9:8000" in capsys.readouterr().out
 
 
+def test_adding_the_same_again_says_which_id_it_has(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["endpoint", "add", "http://10.0.0.9:8000", *pool.flags]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:] == ["http://10.0.0.9:8000 is in the pool already, as 10.0.0.9:8000"]
+
+
 def test_the_pool_may_be_named_before_the_operation(pool: FakePool) -> None:
     assert main(["endpoint", *pool.flags, "add", "http://10.0.0.9:8000"]) == 0
     assert pool.operations.asked == ["add http://10.0.0.9:8000"]

@@ -48,9 +48,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Do the operation; returns 0 when done, 1 when a drain did not end in time."""
     pool = find_pool(args.run_dir, args.port)
-    touched = pool.endpoint(args.op, args.name)
+    touched, is_known = pool.endpoint(args.op, args.name)
     names = ", ".join(touched) or args.name
-    if args.op == "add":
+    if is_known:
+        print(f"{args.name} is in the pool already, as {names}")
+    elif args.op == "add":
         print(f"added {names}; it gets requests when it is ready (see shoal status)")
     elif args.op == "remove":
         print(f"removed {names}")

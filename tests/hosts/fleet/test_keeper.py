@@ -192,8 +192,7 @@ def test_drain_waits_for_requests_in_flight_and_then_removes() -> None:
             await until(lambda: asked)
             assert sink.states(engine.address) == ["joined", "ready", "draining"]
             done.set()
-            await keeper.wait_gone([engine.address])
-            assert sink.states(engine.address)[-1] == "left"
+            await until(lambda: sink.states(engine.address)[-1] == "left")
             assert keeper.reports() == []
             assert keeper.snapshot() == []
             assert keeper.add(target(engine)) == [engine.address]
@@ -217,6 +216,27 @@ def test_a_draining_endpoint_can_be_taken_back() -> None:
             keeper.add(target(engine))
             await until(lambda: ready(sink, engine.address))
             assert sink.states(engine.address) == ["joined", "ready", "draining", "loading", "ready"]
+
+    run(test)
+
+
+def test_what_is_in_the_fleet_is_known_under_its_id_until_it_drains() -> None:
+    async def test() -> None:
+        async def nowhere(name: str) -> list[str]:
+            raise OSError(-2, "Name or service not known")
+
+        async with ScriptedEngine() as engine:
+            named = StaticSource([target(engine, name="gpu-1"), parse_url("http://nowhere.example:8000")])
+            async with Kept(named, lookup=nowhere, busy=lambda _: True) as (keeper, sink):
+                assert keeper.known_as(target(engine)) == ["gpu-1"]
+                assert keeper.known_as(parse_url("http://nowhere.example:8000")) == []
+                assert keeper.known_as(parse_url("http://elsewhere.example:8000")) is None
+                assert keeper.known_as(parse_url("http://127.0.0.1:9")) is None
+                await until(lambda: ready(sink, "gpu-1"))
+                keeper.drain("gpu-1")
+                assert keeper.known_as(target(engine)) is None
+                assert keeper.add(target(engine)) == ["gpu-1"]
+                assert keeper.known_as(target(engine)) == ["gpu-1"]
 
     run(test)
 
@@ -248,7 +268,7 @@ def test_remove_does_not_wait_and_the_source_does_not_bring_it_back() -> None:
             await until(lambda: ready(sink, "a"))
             keeper.drain("a")
             keeper.remove("a")
-            await keeper.wait_gone(["a"])
+            await until(lambda: sink.states("a")[-1] == "left")
             assert sink.states("a") == ["joined", "ready", "draining", "left"]
             keeper._reconcile()
             assert keeper.reports() == []
@@ -448,7 +468,7 @@ def test_adding_and_removing_a_thousand_endpoints_leaves_no_task_and_no_connecti
                 await asyncio.sleep(0)
                 for endpoint_id in ids:
                     keeper.remove(endpoint_id)
-                await keeper.wait_gone(ids)
+                await until(lambda: not keeper.reports())
             assert len(sink.of(events.EndpointLeft)) == 1000
             assert keeper.reports() == []
             assert keeper._removed == set()

@@ -13,7 +13,8 @@ from tests.cli.fake_pool import FakeAnswers, FakeOperations
 def test_the_tcp_door_shows_metrics_and_health_and_changes_nothing(tmp_path: Path) -> None:
     async def run() -> dict[str, int]:
         answers = FakeAnswers()
-        server = AdminServer(answers, FakeOperations(answers))
+        operations = FakeOperations(answers)
+        server = AdminServer(answers, operations, operations)
         port = free_port()
         await server.listen_tcp("127.0.0.1", port)
         found: dict[str, int] = {}
@@ -42,7 +43,8 @@ def test_the_tcp_door_shows_metrics_and_health_and_changes_nothing(tmp_path: Pat
 def test_orders_that_make_no_sense_are_refused_with_a_reason(tmp_path: Path) -> None:
     async def run() -> list[tuple[int, str]]:
         answers = FakeAnswers()
-        server = AdminServer(answers, FakeOperations(answers))
+        operations = FakeOperations(answers)
+        server = AdminServer(answers, operations, operations)
         await server.listen_unix(tmp_path / "admin.sock")
         found = []
         try:

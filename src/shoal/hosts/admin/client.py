@@ -49,11 +49,11 @@ class PoolClient:
         explained: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
         return explained
 
-    def endpoint(self, op: str, name: str) -> list[str]:
-        """Add, drain or remove an endpoint; returns the ids that were touched."""
+    def endpoint(self, op: str, name: str) -> tuple[list[str], bool]:
+        """Add, drain or remove an endpoint; returns the ids, and whether one to add was known before."""
         body = msgspec.json.encode({"op": op, ("url" if op == "add" else "id"): name})
         answer = msgspec.json.decode(self._good("POST", "/endpoints", body), type=dict[str, Any])
-        return [str(endpoint_id) for endpoint_id in answer["endpoints"]]
+        return [str(endpoint_id) for endpoint_id in answer["endpoints"]], bool(answer["is_known"])
 
     def upgrade(self, timeout_s: float = 600.0) -> str:
         """Replace the workers one by one; returns what was done, when it is done."""

@@ -5,7 +5,7 @@ sink's; which endpoint gets a request is never decided here.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -111,6 +111,22 @@ class FleetKeeper:
         self._reconcile()
         return ids
 
+    def known_as(self, target: Target) -> list[str] | None:
+        """Return the ids of a target that is in the fleet and not on its way out, None when it would change something.
+
+        The list is empty for a name that was given before and has no address yet.
+        """
+        addresses = {endpoint.address for endpoint in endpoints_of(target, self._resolver.addresses)}
+        if not addresses:
+            return [] if any(target.url == named.url for named in self._all_targets()) else None
+        known = [
+            member
+            for member in self._members.values()
+            if member.endpoint.address in addresses and member.state is not EndpointState.DRAINING
+        ]
+        ids = [member.endpoint.id for member in known]
+        return sorted(ids) if len(ids) == len(addresses) else None
+
     def drain(self, name: str) -> list[str]:
         """Offer the named endpoints to no new request, and remove each when its requests are done.
 
@@ -127,13 +143,6 @@ class FleetKeeper:
         for member in members:
             self._say_goodbye(member, is_patient=False)
         return [member.endpoint.id for member in members]
-
-    async def wait_gone(self, ids: Iterable[str]) -> None:
-        """Return when none of the endpoints that were draining is left, or they were taken back."""
-        tasks = [self._goodbyes[endpoint_id] for endpoint_id in ids if endpoint_id in self._goodbyes]
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._outbox.settled()
 
     def snapshot(self) -> list[events.Event]:
         """The events that bring a router that knows nothing to the present state of the fleet."""

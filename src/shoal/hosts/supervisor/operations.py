@@ -1,4 +1,4 @@
-"""What an operator may do to a running pool: endpoints, reload, upgrade.
+"""What an operator may do to a running pool as a whole: reload, upgrade.  Orders about endpoints are `orders`.
 
 Owns the order within one operation, and that a bad one changes nothing.  How it is asked for (socket, signal, changed
 file) is for others.
@@ -7,10 +7,8 @@ file) is for others.
 import asyncio
 
 from shoal.hosts import logs
-from shoal.hosts.fleet import UnknownEndpoint, parse_url
 from shoal.hosts.supervisor.parts import Parts
 from shoal.hosts.supervisor.preflight import preflight
-from shoal.hosts.supervisor.server import NotFound
 from shoal.hosts.supervisor.settings import (
     drain_s_of,
     envoy_settings,
@@ -36,31 +34,6 @@ class PoolOperations:
         self._turn = asyncio.Lock()
         self._workers_run = parts.configuration.config.pool
         self._log = logs.get("supervisor")
-
-    async def add(self, url: str) -> list[str]:
-        """Add an engine, or take a drained one back.  Returns the ids known so far."""
-        target = parse_url(url if "://" in url else f"http://{url}", source="endpoint")
-        ids = self._parts.keeper.add(target)
-        self._log.info("endpoint added", url=target.url)
-        return ids or [target.url]
-
-    async def drain(self, name: str) -> list[str]:
-        """Offer it to no new request; it leaves when its requests are done."""
-        try:
-            ids = self._parts.keeper.drain(name)
-        except UnknownEndpoint as error:
-            raise NotFound(str(error)) from error
-        self._log.info("endpoint drains", ids=",".join(ids))
-        return ids
-
-    async def remove(self, name: str) -> list[str]:
-        """Take it out now."""
-        try:
-            ids = self._parts.keeper.remove(name)
-        except UnknownEndpoint as error:
-            raise NotFound(str(error)) from error
-        self._log.info("endpoint removed", ids=",".join(ids))
-        return ids
 
     async def reload(self) -> str:
         """Read the configuration again; a bad one is refused and the old one goes on.  Raises ConfigError."""

@@ -12,11 +12,8 @@ from aiohttp import web
 
 from shoal.hosts.supervisor.answers import PoolAnswers
 from shoal.hosts.supervisor.merging import CONTENT_TYPE
+from shoal.hosts.supervisor.orders import Carried, NotFound
 from shoal.kernel import ConfigError, ShoalError
-
-
-class NotFound(ShoalError):
-    """The endpoint that was named is not in the pool."""
 
 
 class EndpointOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,17 +24,18 @@ class EndpointOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     id: str = ""
 
 
+class Orders(Protocol):
+    """What an operator may do to endpoints; raises ConfigError (an order that cannot be carried out) or NotFound."""
+
+    async def add(self, url: str) -> Carried: ...
+
+    async def drain(self, name: str) -> Carried: ...
+
+    async def remove(self, name: str) -> Carried: ...
+
+
 class Operations(Protocol):
-    """What an operator may do to a running pool.
-
-    Each returns the ids it touched, or raises ConfigError (a request that cannot be done) or NotFound.
-    """
-
-    async def add(self, url: str) -> list[str]: ...
-
-    async def drain(self, name: str) -> list[str]: ...
-
-    async def remove(self, name: str) -> list[str]: ...
+    """What an operator may do to the whole; returns what was done, or raises ConfigError."""
 
     async def reload(self) -> str: ...
 
@@ -47,11 +45,12 @@ class Operations(Protocol):
 
 
 class AdminServer:
-    """Serves `answers` and `operations` until `stop`."""
+    """Serves `answers`, `operations` and `orders` until `stop`."""
 
-    def __init__(self, answers: PoolAnswers, operations: Operations) -> None:
+    def __init__(self, answers: PoolAnswers, operations: Operations, orders: Orders) -> None:
         self._answers = answers
         self._operations = operations
+        self._orders = orders
         self._runners: list[web.AppRunner] = []
 
     async def listen_unix(self, path: Path) -> None:
@@ -114,14 +113,14 @@ class AdminServer:
             raise ConfigError("name the endpoint with url or id")
         match order.op:
             case "add":
-                touched = await self._operations.add(name)
+                carried = await self._orders.add(name)
             case "drain":
-                touched = await self._operations.drain(name)
+                carried = await self._orders.drain(name)
             case "remove":
-                touched = await self._operations.remove(name)
+                carried = await self._orders.remove(name)
             case _:
                 raise ConfigError(f"unknown op {order.op!r}; one of add, drain, remove")
-        return _json({"op": order.op, "endpoints": touched})
+        return _json({"op": order.op, **msgspec.structs.asdict(carried)})
 
     async def _reload(self, request: web.Request) -> web.Response:
         return _json({"done": await self._operations.reload()})

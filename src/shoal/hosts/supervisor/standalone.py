@@ -25,15 +25,16 @@ from shoal.hosts.admin import ADMIN_SOCKET, PoolPicture, RunDir, default_for
 from shoal.hosts.extproc.admin import WorkerAdmin
 from shoal.hosts.extproc.service import serve, set_serving
 from shoal.hosts.extproc.worker import Worker, parser
-from shoal.hosts.fleet import FleetKeeper, Source, UnknownEndpoint, parse_url
+from shoal.hosts.fleet import FleetKeeper, Source
 from shoal.hosts.supervisor.answers import PoolAnswers, Seat
 from shoal.hosts.supervisor.configuration import Configuration
 from shoal.hosts.supervisor.configured import ConfiguredBackends
 from shoal.hosts.supervisor.link import WorkerLink
 from shoal.hosts.supervisor.named import named_sources
+from shoal.hosts.supervisor.orders import FleetOrders
 from shoal.hosts.supervisor.ports import check_port
 from shoal.hosts.supervisor.preflight import preflight
-from shoal.hosts.supervisor.server import AdminServer, NotFound
+from shoal.hosts.supervisor.server import AdminServer
 from shoal.hosts.supervisor.settings import needs_new_workers, targets_of
 from shoal.kernel import ConfigError
 from shoal.pool import EndpointState
@@ -125,7 +126,7 @@ class StandalonePicker(Worker):
         self._keeper = FleetKeeper(sources, self._take, busy=self._is_busy, seed=options.seed)
         self._link = WorkerLink(run_dir / _WORKER_SOCKET)
         self._answers = PoolAnswers(self._seats, self._about)
-        self._admin = AdminServer(self._answers, self)
+        self._admin = AdminServer(self._answers, self, FleetOrders(self._keeper))
 
     async def run(self) -> None:
         """Serve until a signal ends it."""
@@ -166,25 +167,6 @@ class StandalonePicker(Worker):
             _log.info("stopped")
 
     # ------------------------------------------------------------------ operations
-
-    async def add(self, url: str) -> list[str]:
-        """Add an engine, or take a drained one back."""
-        target = parse_url(url if "://" in url else f"http://{url}", source="endpoint")
-        return self._keeper.add(target) or [target.url]
-
-    async def drain(self, name: str) -> list[str]:
-        """Offer it to no new request; it leaves when its requests are done."""
-        try:
-            return self._keeper.drain(name)
-        except UnknownEndpoint as error:
-            raise NotFound(str(error)) from error
-
-    async def remove(self, name: str) -> list[str]:
-        """Take it out now."""
-        try:
-            return self._keeper.remove(name)
-        except UnknownEndpoint as error:
-            raise NotFound(str(error)) from error
 
     async def reload(self) -> str:
         """Read the configuration again; a bad one is refused and the old one goes on.  Raises ConfigError."""

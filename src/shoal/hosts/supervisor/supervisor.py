@@ -19,6 +19,7 @@ from shoal.hosts.supervisor.configuration import Configuration
 from shoal.hosts.supervisor.named import named_sources
 from shoal.hosts.supervisor.operations import PoolOperations
 from shoal.hosts.supervisor.options import NOTHING_TO_SERVE, Options
+from shoal.hosts.supervisor.orders import FleetOrders
 from shoal.hosts.supervisor.parts import Parts, build
 from shoal.hosts.supervisor.ports import check_port, free_port
 from shoal.hosts.supervisor.preflight import preflight
@@ -72,7 +73,7 @@ class RunningPool:
         self._vitals = Vitals(parts)
         self._operations = PoolOperations(parts, self._vitals)
         self._answers = PoolAnswers(parts.workers.seats, self._vitals.about, self._vitals.families)
-        self._admin = AdminServer(self._answers, self._operations)
+        self._admin = AdminServer(self._answers, self._operations, FleetOrders(parts.keeper))
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
