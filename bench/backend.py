@@ -1,8 +1,13 @@
 """A very cheap stand-in for many engines: one process, one loop, a listening port per endpoint.
 
-It looks at no prompt: what it answers is told by request headers (`x-bench-chunks` for a stream of so many chunks,
-`x-bench-pace-us` between them, `x-bench-wait-us` before the head), so that a 400 KB body costs it a few reads.  For
+It looks at no prompt: what it answers is told by request headers, so that a 400 KB body costs it a few reads.  For
 real engine behaviour use `shoal engine`.
+
+    x-bench-chunks       a stream of so many chunks; without it the answer is plain JSON
+    x-bench-pace-us      between two chunks, by a clock that does not drift
+    x-bench-wait-us      before the head
+    x-bench-head-first   1: the head goes out before that wait, as a streaming engine sends it before its prefill
+    x-bench-stamp        1: each chunk says when it was written, in `t`, seconds of this machine's monotonic clock
 
     python -m bench.backend --count 100 --model shoal      # prints {"addresses": [...], "pid": ...}
 """
@@ -16,6 +21,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from time import perf_counter
 from typing import cast
 
 import uvloop
@@ -32,6 +38,10 @@ _PLAIN = (
 _CHUNK = (
     'data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1,"model":"%s","choices":[{"index":0,'
     '"delta":{"content":" ok"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+_STAMPED = (
+    b'data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1,"model":"%s","t":%.6f,"choices":'
+    b'[{"index":0,"delta":{"content":" ok"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
 _LAST = (
     'data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1,"model":"%s","choices":[],"usage":'
@@ -80,7 +90,9 @@ class Door(asyncio.Protocol):
         self._buffer = bytearray()
         self._missing = -1
         self._is_open = False
+        self._is_stamped = False
         self._chunk = b""
+        self._due_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
@@ -129,7 +141,10 @@ class Door(asyncio.Protocol):
             if b"\r\nx-gateway-destination-endpoint: " + site.address.encode() not in head:
                 site.unrouted += 1
             wait_us = self._number(b"x-bench-wait-us")
-            if wait_us:
+            if wait_us and self._number(b"x-bench-head-first"):
+                self._open_stream()
+                self._loop.call_later(wait_us / 1e6, self._serve_stream)
+            elif wait_us:
                 self._loop.call_later(wait_us / 1e6, self._serve)
             else:
                 self._serve()
@@ -150,26 +165,39 @@ class Door(asyncio.Protocol):
     def _serve(self) -> None:
         if self._transport is None:
             return
+        if self._number(b"x-bench-chunks"):
+            self._open_stream()
+            self._serve_stream()
+            return
+        prompt = self._number(b"content-length") // 4
+        self._done()
+        self._plain((_PLAIN % (self._site.model, prompt, prompt + 8)).encode(), b"application/json")
+
+    def _open_stream(self) -> None:
+        assert self._transport is not None
+        self._transport.write(_STREAM_HEAD % (b"x-bench-served: %s\r\n" % self._site.address.encode()))
+
+    def _serve_stream(self) -> None:
         chunks = self._number(b"x-bench-chunks")
         prompt = self._number(b"content-length") // 4
         model = self._site.model
-        if not chunks:
-            self._done()
-            self._plain((_PLAIN % (model, prompt, prompt + 8)).encode(), b"application/json")
-            return
-        served = b"x-bench-served: %s\r\n" % self._site.address.encode()
-        self._transport.write(_STREAM_HEAD % served)
         self._chunk = _framed((_CHUNK % model).encode())
+        self._is_stamped = self._number(b"x-bench-stamp") > 0
         last = _framed((_LAST % (model, prompt, prompt + chunks, chunks)).encode()) + b"0\r\n\r\n"
+        self._due_s = perf_counter()
         self._stream(chunks, self._number(b"x-bench-pace-us") / 1e6, last)
 
     def _stream(self, left: int, pace_s: float, last: bytes) -> None:
         if self._transport is None:
             return
-        self._transport.write(self._chunk)
+        if self._is_stamped:
+            self._transport.write(_framed(_STAMPED % (self._site.model.encode(), perf_counter())))
+        else:
+            self._transport.write(self._chunk)
         if left > 1:
             if pace_s:
-                self._loop.call_later(pace_s, self._stream, left - 1, pace_s, last)
+                self._due_s += pace_s
+                self._loop.call_later(max(0.0, self._due_s - perf_counter()), self._stream, left - 1, pace_s, last)
             else:
                 self._loop.call_soon(self._stream, left - 1, pace_s, last)
             return

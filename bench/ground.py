@@ -2,31 +2,53 @@
 
 import asyncio
 import json
+import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.processes import command_of, descendants, name_of
 from shoal.hosts.load import Client, Stage
+from shoal.hosts.supervisor.leash import leash
 from shoal.hosts.supervisor.warm import IDLE
 
 MODEL = "bench-model"
+DIRECT = ("--data-plane", "direct")
+"""The flags of `shoal up` that choose the direct data plane."""
+
+_WORKERS = ("shoal.hosts.extproc", "shoal.hosts.extproc.worker", "shoal.hosts.direct", "shoal.hosts.direct.worker")
+
+
+class Backend(NamedTuple):
+    """One process of cheap endpoints."""
+
+    pid: int
+    addresses: list[str]
 
 
 @contextmanager
 def backends(count: int) -> Iterator[list[str]]:
     """Run `count` cheap endpoints in one process; yields their addresses."""
+    with backend(count) as running:
+        yield running.addresses
+
+
+@contextmanager
+def backend(count: int) -> Iterator[Backend]:
+    """Run `count` cheap endpoints in one process, which may be killed."""
     child = subprocess.Popen(
         [sys.executable, "-m", "bench.backend", "--count", str(count), "--model", MODEL],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[1],
+        preexec_fn=leash(),
     )
     assert child.stdout is not None
     try:
-        yield json.loads(child.stdout.readline())["addresses"]
+        yield Backend(child.pid, json.loads(child.stdout.readline())["addresses"])
     finally:
         child.terminate()
         child.wait(10)
@@ -34,11 +56,17 @@ def backends(count: int) -> Iterator[list[str]]:
 
 
 @asynccontextmanager
-async def pool_of(addresses: Sequence[str], flags: Sequence[str] = ()) -> AsyncIterator["Pool"]:
-    """Run a pool with one worker over `addresses`; yields it when every endpoint is ready."""
+async def pool_of(addresses: Sequence[str], flags: Sequence[str] = (), *, config: str = "") -> AsyncIterator["Pool"]:
+    """Run a pool with one worker over `addresses`; yields it when every endpoint is ready.
+
+    config: text of a configuration file, "" for the defaults.
+    """
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
         listing = Path(directory) / "backends.yaml"
         listing.write_text(backends_file(addresses))
+        if config:
+            (Path(directory) / "config.yaml").write_text(config)
+            flags = (*flags, "--config", str(Path(directory) / "config.yaml"))
         async with Stage(["--backends-file", str(listing), "--workers", "1", *flags]) as stage:
             pool = Pool(stage)
             await pool.wait_ready(len(addresses))
@@ -72,9 +100,18 @@ class Pool:
 
     @property
     def pickers(self) -> list[int]:
-        """Process ids of the picker workers at work; the spare is none of them."""
-        found = self._of("shoal.hosts.extproc", "shoal.hosts.extproc.worker")
-        return [pid for pid in found if name_of(pid) != IDLE]
+        """Process ids of the workers at work, of either data plane; the spare is none of them."""
+        return [pid for pid in self._of(*_WORKERS) if name_of(pid) != IDLE]
+
+    @property
+    def routers(self) -> list[int]:
+        """Process ids of all that a request passes through: the workers, and Envoy where there is one."""
+        return self.pickers + self.envoys
+
+    @property
+    def everything(self) -> list[int]:
+        """Process ids of the whole pool: supervisor, workers, spare, Envoy, engines."""
+        return [self.stage.pid, *descendants(self.stage.pid)]
 
     @property
     def envoys(self) -> list[int]:
@@ -105,6 +142,15 @@ class Pool:
 
     def _of(self, *words: str) -> list[int]:
         return [pid for pid in descendants(self.stage.pid) if not set(words).isdisjoint(command_of(pid)[:5])]
+
+
+def lift_file_limit(wanted: int) -> int:
+    """Let this process and its children open `wanted` files, or as many as it may; returns how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 async def page(url: str) -> str:

@@ -1,13 +1,12 @@
 """Many open streams at once: nothing passes unrouted, nothing overflows, and each costs little memory."""
 
 import asyncio
-import resource
 
 import numpy as np
 import uvloop
 
 from bench.bars.registry import Figure, bar
-from bench.ground import MODEL, Pool, backends, page, pool_of, sum_of
+from bench.ground import MODEL, Pool, backends, lift_file_limit, page, pool_of, sum_of
 from bench.processes import rss_bytes
 from shoal.hosts.load import Answer, Client
 from shoal.workload import chat_body, unique
@@ -19,7 +18,7 @@ _HOLD_S = 10.0
 @bar("router.streams-5000", "picker memory per open stream at 5,000 streams; none unrouted", unit="KB", at_most=40)
 def _streams(scale: float) -> Figure:
     count = max(200, int(5_000 * scale))
-    _lift_file_limit(4 * count)
+    lift_file_limit(4 * count)
     return uvloop.run(_hold(count))
 
 
@@ -77,9 +76,3 @@ async def _watch(pool: Pool, addresses: list[str], peak: dict[str, float]) -> No
 
 def _memory(pool: Pool) -> float:
     return float(sum(rss_bytes(pid) for pid in pool.pickers))
-
-
-def _lift_file_limit(wanted: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from time import perf_counter
 
 import numpy as np
 
@@ -87,3 +88,29 @@ def test_a_request_that_no_picker_sent_here_is_unrouted() -> None:
 
     (site,) = play(1, act)
     assert (site.total, site.unrouted) == (3, 1)
+
+
+def test_a_stamped_chunk_says_when_it_was_written() -> None:
+    async def act(sites: list[Site]) -> None:
+        client = Client(f"http://{sites[0].address}")
+        headers = {"x-bench-chunks": "3", "x-bench-stamp": "1", "x-bench-pace-us": "2000"}
+        before = perf_counter()
+        answer = await client.post("/v1/chat/completions", b"{}", headers=headers)
+        await client.close()
+        times = [float(piece.split(b",")[0]) for piece in bytes(answer.body).split(b'"t":')[1:]]
+        assert len(times) == 3
+        assert before <= times[0] < times[1] < times[2] <= perf_counter()
+
+    play(1, act)
+
+
+def test_a_head_may_go_out_before_the_wait() -> None:
+    async def act(sites: list[Site]) -> None:
+        client = Client(f"http://{sites[0].address}")
+        headers = {"x-bench-chunks": "1", "x-bench-wait-us": "200000", "x-bench-head-first": "1"}
+        answer = await client.post("/v1/chat/completions", b"{}", headers=headers)
+        await client.close()
+        assert answer.read().is_done
+        assert answer.first_s - answer.head_s > 0.1
+
+    play(1, act)
