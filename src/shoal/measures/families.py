@@ -4,14 +4,17 @@ Owns counters, gauges and histograms with capped label sets, their plain form (w
 Prometheus text of it.  What is counted is `fold`.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 # Distinct label sets of one family; a client can invent model names and tenants.
 MAX_LABEL_SETS = 1000
 OTHER = "other"
+# Values of one series that wait to be counted together.
+MAX_GATHERED = 256
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +62,10 @@ class Counter(_Labelled):
     def add(self, key: tuple[str, ...] = (), amount: float = 1.0) -> None:
         """Add `amount` for these label values (in the order of `labels`)."""
         values = self._values
-        if key not in values and len(values) >= MAX_LABEL_SETS:
+        if key in values:
+            values[key] += amount
+            return
+        if len(values) >= MAX_LABEL_SETS:
             key = (OTHER,) * len(key)
         values[key] = values.get(key, 0.0) + amount
 
@@ -100,39 +106,74 @@ class Gauge(_Labelled):
         )
 
 
+class Series:
+    """Values of one label set.  gathered: those not yet counted; append to it, the family counts them when it is read.
+
+    Counting many values at once costs a tenth of counting each as it comes; `Histogram.settle` bounds how many wait.
+    """
+
+    __slots__ = ("counts", "gathered", "total")
+
+    def __init__(self, buckets: int) -> None:
+        self.gathered: list[float] = []
+        self.counts: npt.NDArray[np.int64] = np.zeros(buckets, np.int64)
+        self.total = 0.0
+
+    def settle(self, bounds: npt.NDArray[np.float64]) -> None:
+        """Count what was gathered."""
+        if self.gathered:
+            values = np.array(self.gathered, np.float64)
+            self.gathered.clear()
+            self.counts += np.bincount(bounds.searchsorted(values), minlength=len(self.counts))
+            self.total += float(values.sum())
+
+
 class Histogram(_Labelled):
     """Counts by upper bound, with their sum."""
 
-    __slots__ = ("_bounds", "_values")
+    __slots__ = ("_bounds", "_series")
     type = "histogram"
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str] = ()) -> None:
         super().__init__(name, text, labels)
-        self._bounds = tuple(bounds)
-        self._values: dict[tuple[str, ...], list[float]] = {}
+        self._bounds = np.array(bounds, np.float64)
+        self._series: dict[tuple[str, ...], Series] = {}
+
+    def series(self, key: tuple[str, ...] = ()) -> Series:
+        """The series of these label values, that of all others once there are too many."""
+        series = self._series.get(key)
+        if series is None:
+            if len(self._series) >= MAX_LABEL_SETS:
+                key = (OTHER,) * len(key)
+            series = self._series.setdefault(key, Series(len(self._bounds) + 1))
+        return series
 
     def observe(self, value: float, key: tuple[str, ...] = ()) -> None:
         """Count one value for these label values."""
-        counts = self._values.get(key)
-        if counts is None:
-            if len(self._values) >= MAX_LABEL_SETS:
-                key = (OTHER,) * len(key)
-            counts = self._values.setdefault(key, [0.0] * (len(self._bounds) + 2))
-        counts[bisect_left(self._bounds, value)] += 1.0
-        counts[-1] += value
+        series = self.series(key)
+        series.gathered.append(value)
+        if len(series.gathered) >= MAX_GATHERED:
+            series.settle(self._bounds)
+
+    def settle(self) -> None:
+        """Count what all series have gathered."""
+        for series in self._series.values():
+            series.settle(self._bounds)
 
     def family(self) -> Family:
         """The plain form now: cumulative buckets, sum and count."""
+        self.settle()
         samples = []
-        for key, counts in self._values.items():
+        for key, series in self._series.items():
             labels = dict(zip(self.labels, key, strict=True))
-            running = 0.0
-            for bound, count in zip((*self._bounds, float("inf")), counts[:-1], strict=True):
-                running += count
+            running = series.counts.cumsum().tolist()
+            if not running[-1]:
+                continue
+            for bound, count in zip((*self._bounds.tolist(), float("inf")), running, strict=True):
                 le = "+Inf" if bound == float("inf") else repr(bound)
-                samples.append(Sample("_bucket", {**labels, "le": le}, running))
-            samples.append(Sample("_sum", labels, counts[-1]))
-            samples.append(Sample("_count", labels, running))
+                samples.append(Sample("_bucket", {**labels, "le": le}, float(count)))
+            samples.append(Sample("_sum", labels, series.total))
+            samples.append(Sample("_count", labels, float(running[-1])))
         return self._family(samples)
 
 

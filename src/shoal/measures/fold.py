@@ -5,7 +5,7 @@ Owns the families of requests and of the pool.  It keeps no request: all it need
 
 from collections.abc import Sequence
 
-from shoal.measures.families import Counter, Family, Gauge, Histogram
+from shoal.measures.families import MAX_GATHERED, MAX_LABEL_SETS, OTHER, Counter, Family, Gauge, Histogram
 from shoal.pool import EndpointState, Outcome, RefusalReason
 from shoal.routing import Account, Arrived, Command, Event, PoolStatus, Refuse
 
@@ -22,6 +22,33 @@ REQUEST = ("model_name", "target_model_name", "fairness_id", "priority")
 UNKNOWN_MODEL = "unknown"
 # Every request has the default priority until objectives are resolved.
 DEFAULT_PRIORITY = "0"
+
+
+class _Kind:
+    """Lists on which the figures of requests with the same labels gather until they are counted together."""
+
+    __slots__ = (
+        "cached_tokens",
+        "duration",
+        "input_tokens",
+        "output_tokens",
+        "request_bytes",
+        "response_bytes",
+        "tpot",
+        "ttft",
+        "ttft_plain",
+    )
+
+    def __init__(self, fold: "Fold", key: tuple[str, ...]) -> None:
+        self.duration = fold.duration.series(key).gathered
+        self.request_bytes = fold.request_bytes.series(key).gathered
+        self.response_bytes = fold.response_bytes.series(key).gathered
+        self.input_tokens = fold.input_tokens.series(key).gathered
+        self.output_tokens = fold.output_tokens.series(key).gathered
+        self.cached_tokens = fold.cached_tokens.series(key).gathered
+        self.ttft = fold.ttft.series((*key, "true")).gathered
+        self.ttft_plain = fold.ttft.series((*key, "false")).gathered
+        self.tpot = fold.tpot.series(key).gathered
 
 
 class Fold:
@@ -70,6 +97,9 @@ class Fold:
         self.cut = counter("shoal_response_cut", "Answers that broke after they had begun.")
         self.client_gone = counter("shoal_client_gone", "Requests whose client left first.")
         self._pool_gauges()
+        self._histograms = [metric for metric in vars(self).values() if isinstance(metric, Histogram)]
+        self._kinds: dict[tuple[str, ...], _Kind] = {}
+        self._unsettled = 0
 
     def _pool_gauges(self) -> None:
         gauge, name = Gauge, ("name",)
@@ -96,21 +126,39 @@ class Fold:
     def observe(self, event: Event, commands: Sequence[Command]) -> None:
         """Count one step of the router."""
         key = ("", "", "", DEFAULT_PRIORITY)
-        if isinstance(event, Arrived):
+        if type(event) is Arrived:
             request = event.request
-            is_unknown = any(
-                isinstance(c, Refuse) and c.refusal.reason is RefusalReason.MODEL_NOT_FOUND for c in commands
-            )
-            # Names that clients invent are one label, or they would use up the label sets of the real ones.
-            model = UNKNOWN_MODEL if is_unknown else request.model
+            model = request.model
+            for command in commands:
+                if type(command) is Refuse and command.refusal.reason is RefusalReason.MODEL_NOT_FOUND:
+                    # Names that clients invent are one label, or they would use up the label sets of the real ones.
+                    model = UNKNOWN_MODEL
             key = (model, model, request.tenant_id, DEFAULT_PRIORITY)
             self.requests.add(key)
-            self.request_bytes.observe(request.body_bytes, key)
+            self._kind(key).request_bytes.append(request.body_bytes)
+            self._unsettled += 1
+            if self._unsettled >= MAX_GATHERED:
+                self._settle()
         for command in commands:
-            if isinstance(command, Account):
+            if type(command) is Account:
                 self._account(command)
-            elif isinstance(command, Refuse):
+            elif type(command) is Refuse:
                 self.errors.add((*key, str(command.refusal.reason)))
+
+    def _kind(self, key: tuple[str, ...]) -> "_Kind":
+        """Where the figures of one kind of request gather."""
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= MAX_LABEL_SETS:
+                key = (OTHER,) * len(key)
+            kind = self._kinds.setdefault(key, _Kind(self, key))
+        return kind
+
+    def _settle(self) -> None:
+        """Count what has gathered; every so many requests, whether or not anybody reads."""
+        self._unsettled = 0
+        for histogram in self._histograms:
+            histogram.settle()
 
     def refused_at_door(self, reason: RefusalReason) -> None:
         """Count a refusal that the host gave before the router was asked: no key, too large, unreadable."""
@@ -123,34 +171,50 @@ class Fold:
 
     def _account(self, account: Account) -> None:
         outcome = account.outcome
-        key = (account.model, account.target_model, account.tenant_id, DEFAULT_PRIORITY)
         if not account.is_recorded:
             self.unrecorded.add()
             return
-        self.duration.observe(outcome.duration_s, key)
-        self.response_bytes.observe(outcome.response_bytes, key)
-        self.attempts.add((str(outcome.status), account.target_model, account.endpoint_id))
-        if outcome.ttft_s is not None:
-            self.ttft.observe(outcome.ttft_s, (*key, "true" if account.is_streaming else "false"))
+        key = (account.model, account.target_model, account.tenant_id, DEFAULT_PRIORITY)
+        kind = self._kind(key)
+        ttft_s, status = outcome.ttft_s, outcome.status
+        kind.duration.append(outcome.duration_s)
+        kind.response_bytes.append(outcome.response_bytes)
+        self.attempts.add((str(status), account.target_model, account.endpoint_id))
+        if ttft_s is not None:
+            (kind.ttft if account.is_streaming else kind.ttft_plain).append(ttft_s)
         if outcome.prompt_tokens is not None:
-            self.input_tokens.observe(outcome.prompt_tokens, key)
+            kind.input_tokens.append(outcome.prompt_tokens)
         if account.prompt_tokens:
-            self.predicted_cached.add(amount=account.predicted_cached_tokens)
-            self.hit_ratio.observe(account.predicted_cached_tokens / account.prompt_tokens)
+            self._predicted(account.predicted_cached_tokens, account.prompt_tokens)
         if outcome.cached_tokens is not None:
-            self.cached_tokens.observe(outcome.cached_tokens, key)
-            self.reported_cached.add(amount=outcome.cached_tokens)
+            kind.cached_tokens.append(outcome.cached_tokens)
+            if outcome.cached_tokens:
+                self.reported_cached.add(amount=outcome.cached_tokens)
         if outcome.completion_tokens is not None:
-            self._output(account, key, outcome.completion_tokens)
-        self._faults(account, key)
+            self._output(account, kind, outcome.completion_tokens)
+        if (
+            account.is_moved
+            or outcome.attempts > 1
+            or status >= 400
+            or outcome.is_cut
+            or outcome.is_client_gone
+            or outcome.is_upstream_failure
+        ):
+            self._faults(account, key)
+        self._unsettled += 1
 
-    def _output(self, account: Account, key: tuple[str, ...], tokens: int) -> None:
+    def _predicted(self, cached: int, tokens: int) -> None:
+        if cached:
+            self.predicted_cached.add(amount=cached)
+        self.hit_ratio.observe(cached / tokens)
+
+    def _output(self, account: Account, kind: "_Kind", tokens: int) -> None:
         outcome = account.outcome
-        self.output_tokens.observe(tokens, key)
+        kind.output_tokens.append(tokens)
         if outcome.is_estimated:
             self.estimated_tokens.add(amount=tokens)
         if account.is_streaming and tokens > 1 and outcome.ttft_s is not None:
-            self.tpot.observe(max(0.0, outcome.duration_s - outcome.ttft_s) / (tokens - 1), key)
+            kind.tpot.append(max(0.0, outcome.duration_s - outcome.ttft_s) / (tokens - 1))
 
     def _faults(self, account: Account, key: tuple[str, ...]) -> None:
         outcome = account.outcome
