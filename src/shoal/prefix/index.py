@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shoal.prefix.hashing import Blocks
 from shoal.prefix.horizon import UNLIMITED, Horizons
 from shoal.prefix.match import Expectation, Match, Run
-from shoal.prefix.sets import ID_BITS, MAX_SLOTS, HolderSets, slots_of
+from shoal.prefix.sets import ID_BITS, MAX_SLOTS, HolderSets
 from shoal.prefix.table import ROW_BYTES, BlockTable, Entries, Rows
 
 DEFAULT_BUDGET_BYTES = 64 << 20
@@ -22,9 +22,8 @@ DEFAULT_BUDGET_BYTES = 64 << 20
 _ID_MASK = (1 << ID_BITS) - 1
 _SETS_SHARE = 8
 _STRIDE = 16
-# Up to so many blocks, holders and rows the plain way is faster than the one made for many.
+# Up to so many blocks and rows the plain way is faster than the one made for many.
 _STRIDE_FROM = 96
-_FEW = 6
 # Up to this many blocks of a request are looked at one by one.
 _FEW_BLOCKS = 16
 _MANY = 16
@@ -91,38 +90,29 @@ class EstimatedIndex:
 
     def match(self, blocks: Blocks) -> Match:
         """Return how many leading blocks of the prompt each endpoint is believed to hold."""
+        total = len(blocks)
+        if total <= _FEW_BLOCKS:
+            keys = blocks.tolist()
+            if 0 not in keys:
+                return self._match_few(keys)
+        width = len(self._horizons)
         total = int(np.count_nonzero(blocks))
         if total != len(blocks):
-            runs = self._match_chains(blocks)
-        elif total <= _FEW_BLOCKS:
-            runs = self._match_few(blocks)
-        else:
-            found, entries = self._table.find(blocks) if total < _STRIDE_FROM else self._find_in_strides(blocks)
-            if len(found) > _MANY:
-                ends = _run_ends(entries[1:] != entries[:-1])
-                found, entries = found[ends], entries[ends]
-            runs = self._believed_runs(found.tolist(), entries.tolist())
-        matched = np.zeros(len(self._horizons), np.int32)
-        for holders, depth, _ in runs:
-            if holders.bit_count() <= _FEW:
-                while holders:
-                    low = holders & -holders
-                    matched[low.bit_length() - 1] += depth
-                    holders ^= low
-            else:
-                matched[slots_of(holders)] += depth
-        return Match(matched, total, runs)
+            return Match(total, self._match_chains(blocks), width)
+        found, entries = self._table.find(blocks) if total < _STRIDE_FROM else self._find_in_strides(blocks)
+        if len(found) > _MANY:
+            ends = _run_ends(entries[1:] != entries[:-1])
+            found, entries = found[ends], entries[ends]
+        return Match(total, self._believed_runs(found.tolist(), entries.tolist()), width)
 
-    def _match_few(self, blocks: Blocks) -> list[Run]:
+    def _match_few(self, keys: list[int]) -> Match:
         """Match one short chain block by block: here numpy's cost per call is more than that of the work."""
         table = self._table
-        positions, entries = [], []
-        for position, key in enumerate(blocks.tolist()):
-            row = table.row_of(key)
-            if row >= 0:
-                positions.append(position)
-                entries.append(table.entry_at(row))
-        return self._believed_runs(positions, entries) if positions else []
+        rows = [table.row_of(key) for key in keys]
+        positions = [position for position, row in enumerate(rows) if row >= 0]
+        entries = [table.entry_at(rows[position]) for position in positions]
+        runs = self._believed_runs(positions, entries) if positions else []
+        return Match(len(keys), runs, len(self._horizons), rows)
 
     def _match_chains(self, blocks: Blocks) -> list[Run]:
         """Return the runs of a request with several prompts, each chain by itself."""
@@ -172,39 +162,48 @@ class EstimatedIndex:
                 runs.append(Run(holders, position + 1, stamp))
         return runs
 
-    def add(self, slot: int, blocks: Blocks) -> None:
+    def add(self, slot: int, blocks: Blocks, match: Match | None = None) -> None:
         """Note that a prompt was sent to `slot`: it holds all of these blocks, last used now.
 
-        Adding again is harmless.  The hashes of one chain are distinct, as `BlockHasher` makes them.
+        match: what `match` said of these very blocks, if nothing was added since.  Adding again is harmless.  The
+        hashes of one chain are distinct, as `BlockHasher` makes them.
         """
-        blocks = _distinct(blocks)
-        if not len(blocks):
-            return
+        rows = match.rows if match is not None else None
+        if rows is None:
+            blocks = _distinct(blocks)
+            if not len(blocks):
+                return
         self._clock += 1
-        fresh = self._add_few(slot, blocks) if len(blocks) <= _FEW_BLOCKS else self._add_many(slot, blocks)
+        if len(blocks) <= _FEW_BLOCKS:
+            keys = blocks.tolist()
+            fresh = self._add_few(slot, keys, rows or [self._table.row_of(key) for key in keys])
+        else:
+            fresh = self._add_many(slot, blocks)
         self._horizons.advance(slot, self._clock, fresh)
 
-    def _add_few(self, slot: int, blocks: Blocks) -> int:
-        """Name `slot` in the rows of a few blocks one by one; return to how many it is new."""
-        table, sets, own = self._table, self._sets, 1 << slot
+    def _add_few(self, slot: int, keys: list[int], rows: list[int]) -> int:
+        """Name `slot` in the rows of a few blocks one by one; return to how many it is new.
+
+        Rows that exist come first: what was used now does not give way to the new ones.
+        """
+        table, sets, own, stamp = self._table, self._sets, 1 << slot, self._clock << ID_BITS
         fresh = 0
-        for key in blocks.tolist():
-            row = table.row_of(key)
+        for row in rows:
+            if row >= 0:
+                old = table.entry_at(row)
+                holders = self._horizons.believed(sets.masks[old & _ID_MASK], old >> ID_BITS)
+                fresh += 0 if holders & own else 1
+                made = sets.intern(holders | own, slot)
+                table.put(row, stamp | made)
+                sets.swap(old & _ID_MASK, made)
+        for key, row in zip(keys, rows, strict=True):
             if row < 0:
                 fresh += 1
                 made = sets.intern(own, slot)
-                gave_way = table.place_one(key, self._clock << ID_BITS | made)
-                if gave_way < 0:
-                    continue
-                self._displaced += 1 if gave_way & _ID_MASK else 0
-            else:
-                gave_way = table.entry_at(row)
-                holders = self._horizons.believed(sets.masks[gave_way & _ID_MASK], gave_way >> ID_BITS)
-                fresh += 0 if holders & own else 1
-                made = sets.intern(holders | own, slot)
-                table.put(row, self._clock << ID_BITS | made)
-            sets.hold(made, 1)
-            sets.hold(gave_way & _ID_MASK, -1)
+                gave_way = table.place_one(key, stamp | made)
+                if gave_way >= 0:
+                    self._displaced += 1 if gave_way & _ID_MASK else 0
+                    sets.swap(gave_way & _ID_MASK, made)
         return fresh
 
     def _add_many(self, slot: int, blocks: Blocks) -> int:
@@ -291,7 +290,7 @@ class EstimatedIndex:
         horizon = self._horizons[slot]
         stamp = next((run.stamp for run in match.runs if run.holders >> slot & 1), None)
         age = 0 if stamp is None else horizon.age(stamp)
-        return Expectation(slot, horizon.epoch, int(match.blocks[slot]), match.total, age)
+        return Expectation(slot, horizon.epoch, match.held(slot), match.total, age)
 
     def correct(self, expectation: Expectation, cached_tokens: int, prompt_tokens: int) -> None:
         """Learn from what the engine says was cached of a request that was added.

@@ -8,6 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shoal.prefix.sets import slots_of
+
+# Up to so many holders the plain way is faster than the one made for many.
+_FEW = 6
+
 
 class Run(NamedTuple):
     """A stretch of a prompt that some endpoints hold up to its end.  holders: set of slots.  stamp: of its last use."""
@@ -20,13 +25,36 @@ class Run(NamedTuple):
 class Match(NamedTuple):
     """How much of one prompt each endpoint is believed to hold.
 
-    blocks: int32, one per slot that was ever open: leading blocks held, summed over the request's prompts.
-    total: blocks of the request.  runs: where the figures come from, for `EstimatedIndex.expect`.
+    total: blocks of the request.  runs: where the figures come from.  width: slots that were ever open.  rows: where
+    each block of a short prompt lies, -1 for nowhere, for an `add` in the same step; None for others.
     """
 
-    blocks: npt.NDArray[np.int32]
     total: int
     runs: list[Run]
+    width: int
+    rows: list[int] | None = None
+
+    @property
+    def blocks(self) -> npt.NDArray[np.int32]:
+        """Leading blocks held by each slot, summed over the request's prompts."""
+        held = np.zeros(self.width, np.int32)
+        for holders, depth, _ in self.runs:
+            if holders.bit_count() > _FEW:
+                held[slots_of(holders)] += depth
+                continue
+            while holders:
+                low = holders & -holders
+                held[low.bit_length() - 1] += depth
+                holders ^= low
+        return held
+
+    def held(self, slot: int) -> int:
+        """Leading blocks held by one slot."""
+        blocks = 0
+        for holders, depth, _ in self.runs:
+            if holders >> slot & 1:
+                blocks += depth
+        return blocks
 
 
 class Expectation(NamedTuple):

@@ -40,11 +40,11 @@ class HolderSets:
     always has a set: less is known then, never more memory used.
     """
 
-    __slots__ = ("_budget_bytes", "_cursor", "_free", "_ids", "_limit", "_set_bytes", "masks", "rows")
+    __slots__ = ("_budget_bytes", "_cells", "_cursor", "_free", "_ids", "_limit", "_set_bytes", "masks", "rows")
 
     def __init__(self, budget_bytes: int, free_rows: int) -> None:
         self.masks: list[int] = [0]
-        self.rows = np.zeros(64, np.int64)
+        self._take_rows(np.zeros(64, np.int64))
         self.rows[0] = free_rows
         self._ids: dict[int, int] = {0: 0}
         self._free: list[int] = []
@@ -84,14 +84,25 @@ class HolderSets:
             made = len(self.masks)
             self.masks.append(mask)
             if made >= len(self.rows):
-                self.rows = np.concatenate((self.rows, np.zeros(len(self.rows), np.int64)))
-        self.rows[made] = 0
+                self._take_rows(np.concatenate((self.rows, np.zeros(len(self.rows), np.int64))))
+        self._cells[made] = 0
         self._ids[mask] = made
         return made
 
+    def _take_rows(self, rows: npt.NDArray[np.int64]) -> None:
+        self.rows = rows
+        # Single counts are changed through this: a fifth of the cost of numpy's indexing.
+        self._cells = rows.data
+
     def hold(self, set_id: int, rows: int) -> None:
         """Count `rows` more that name the set; negative: fewer."""
-        self.rows[set_id] += rows
+        self._cells[set_id] += rows
+
+    def swap(self, old_id: int, new_id: int) -> None:
+        """Count one row that named one set and now names another."""
+        if old_id != new_id:
+            self._cells[new_id] += 1
+            self._cells[old_id] -= 1
 
     def release(self, ids: npt.NDArray[np.intp]) -> None:
         """Count one row less for each of `ids` (one entry per row)."""

@@ -239,7 +239,7 @@ class Router:
         if match is not None:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
-            self._index.add(member.slot, blocks)
+            self._index.add(member.slot, blocks, match)
         self._books.book(flight, member, now)
         self._mean_uncached_tokens += 0.02 * (flight.uncached_tokens - self._mean_uncached_tokens)
         member.requests_total += 1
