@@ -45,8 +45,8 @@ check: lint types layers  ## The checks without the tests
 vllm:  ## Install a real vLLM for CPU in .venv-vllm; make test then runs the tests that need one
 	@tests/vllm/install.sh $(CURDIR)/.venv-vllm
 
-bench: $(STAMP)  ## Measure this machine: latency, CPU per request, decisions, index
-	$(BIN)/python -m bench
+bench: $(STAMP)  ## Measure this machine: latency, CPU per request, index; make bench PEERS=1: other routers beside ours
+	$(BIN)/python -m $(if $(PEERS),bench.peers,bench)
 
 bars: $(STAMP)  ## Run the bars: make bars PART=1, or make bars ID=router.cpu-small
 	$(BIN)/python -m bench.bars $(if $(ID),--id $(ID)) $(if $(PART),--part $(PART))
@@ -55,4 +55,4 @@ docs: $(STAMP)  ## Write the generated pages of docs/
 	$(BIN)/shoal docs plugins > docs/plugins.md
 
 clean:  ## Remove what the verbs made
-	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .bench .bench-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -34,9 +34,18 @@ def total_cpu_s(pids: Iterable[int]) -> float:
 
 def rss_bytes(pid: int) -> int:
     """Return the resident memory of a process that is its own (not mapped from files), 0 when it is gone."""
+    return _memory(pid, "RssAnon:")
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Resident memory of several processes together, with what is mapped from files."""
+    return sum(_memory(pid, "VmRSS:") for pid in pids)
+
+
+def _memory(pid: int, name: str) -> int:
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return 0
 
