@@ -9,10 +9,11 @@ from shoal.pool.endpoint import Endpoint, EndpointState, ServedModel
 from shoal.pool.outcome import Outcome, Refusal, RefusalReason
 from shoal.pool.request import Api, Request
 from shoal.pool.signals import Signals
-from shoal.pool.view import FleetView
+from shoal.pool.view import Column, FleetView
 
 __all__ = [
     "Api",
+    "Column",
     "Decision",
     "Endpoint",
     "EndpointState",

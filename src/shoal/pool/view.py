@@ -4,7 +4,7 @@ Every column has one float64 (or int64) per candidate endpoint, in the order of 
 NaN means unknown or stale, and is never the same as 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,25 +20,25 @@ class FleetView:
     """Candidates of one request, as columns that are computed when first read.
 
     endpoints: the whole offered fleet, sorted by id, never changed in place (a changed fleet is a new sequence, so
-    that what depends on labels alone is kept between requests).  columns: name -> column over that fleet, a function
-    that makes it, or one float that holds for every endpoint.  signals: the last reading of each endpoint of the
-    fleet, None when there is none that is fresh.  index: rows of the fleet that are still candidates, ascending; None
-    means all.  complete: names of columns in which no value is unknown.
+    that what depends on labels alone is kept between requests).  columns: name -> column over that fleet, or one float
+    that holds for every endpoint.  signals: the last reading of each endpoint of the fleet, None when there is none
+    that is fresh.  index: rows of the fleet that are still candidates, ascending; None means all.  complete: names of
+    columns in which no value is unknown.
 
     Column names that routing fills (unit): `waiting`, `running` (requests, scraped), `kv_usage` (0 to 1, scraped),
-    `inflight_requests`, `inflight_uncached_tokens`, `inflight_prompt_tokens`, `inflight_output_tokens` (own books),
+    `inflight_requests`, `inflight_uncached_tokens`, `inflight_output_tokens` (own books),
     `inflight_prefill_s` (seconds until the uncached tokens in flight are prefilled), `matched_tokens` (prompt tokens of
     this request expected in the endpoint's cache), `prefill_s_per_token` (learned), `request_s` (learned
     seconds that each request in flight adds), `max_model_len` (tokens, NaN unknown), `is_trial` (1.0 for an endpoint
     that is still being tried out).
     """
 
-    __slots__ = ("_columns", "_complete", "_endpoints", "_index", "_signals", "_taken")
+    __slots__ = ("_columns", "_endpoints", "_index", "_signals", "_taken", "complete")
 
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        columns: dict[str, Column | float | Callable[[], Column | float]],
+        columns: Mapping[str, Column | float],
         signals: Sequence[Signals | None],
         index: npt.NDArray[np.intp] | None = None,
         complete: frozenset[str] = frozenset(),
@@ -47,7 +47,7 @@ class FleetView:
         self._columns = columns
         self._signals = signals
         self._index = index
-        self._complete = complete
+        self.complete = complete
         self._taken: dict[str, Column] = {}
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class FleetView:
         """Return the column of `name` over the candidates.  Raises KeyError for a name nobody fills."""
         taken = self._taken.get(name)
         if taken is None:
-            column = self._make(name)
+            column = self._columns[name]
             if isinstance(column, float):
                 column = np.full(len(self), column)
             elif self._index is not None:
@@ -65,21 +65,22 @@ class FleetView:
             taken = self._taken[name] = column
         return taken
 
+    def values(self, name: str) -> list[float]:
+        """Return the column of `name` as plain numbers: what is cheaper to work with for a few candidates."""
+        column = self._columns[name]
+        if isinstance(column, float):
+            return [column] * len(self)
+        values: list[float] = (column if self._index is None else column[self._index]).tolist()
+        return values
+
     def level(self, name: str) -> float | None:
         """Return the one value of a column that was given as one for every endpoint, None for any other column."""
-        column = self._make(name) if name in self._columns else None
+        column = self._columns.get(name, None)
         return column if isinstance(column, float) else None
 
     def is_complete(self, name: str) -> bool:
         """Whether it is known without looking that no value of the column is unknown."""
-        return name in self._complete
-
-    def _make(self, name: str) -> Column | float:
-        column = self._columns[name]
-        if isinstance(column, np.ndarray | float):
-            return column
-        made = self._columns[name] = column()
-        return made
+        return name in self.complete
 
     def has(self, name: str) -> bool:
         """Whether somebody fills the column of `name`."""
@@ -118,4 +119,4 @@ class FleetView:
         rows = np.flatnonzero(mask)
         if self._index is not None:
             rows = self._index[rows]
-        return FleetView(self._endpoints, self._columns, self._signals, rows, self._complete)
+        return FleetView(self._endpoints, self._columns, self._signals, rows, self.complete)

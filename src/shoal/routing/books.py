@@ -12,26 +12,33 @@ from shoal.routing.fleet import Fleet, Floats, Member
 
 # Output tokens assumed for a request that set no limit, or a limit beyond what answers use.
 ASSUMED_OUTPUT_TOKENS = 256
+# Of one block hash, as events carry it.
+BLOCK_BYTES = 8
 
 
 class Flight:
     """One forwarded request, from its dispatch until it has both ended and been recorded.
 
     work_tokens: uncached tokens ahead of it and its own, at dispatch.  member: where it is booked, None once it ended.
+    block_count: blocks of the prompt, known also when `blocks` were dropped.  matched: what each candidate was believed
+    to hold of the prompt, in tokens, one figure where it is the same for all.  served_id: who answered, once recorded.
     """
 
     __slots__ = (
         "arrived_at",
+        "block_count",
         "blocks",
         "decision",
         "dispatched_at",
         "ended_at",
         "expectation",
+        "matched",
         "matched_tokens",
         "member",
         "outcome",
         "output_tokens",
         "request",
+        "served_id",
         "target_model",
         "uncached_tokens",
         "work_tokens",
@@ -41,15 +48,19 @@ class Flight:
         self.request = request
         self.target_model = target_model
         self.blocks = blocks
+        self.block_count = len(blocks) // BLOCK_BYTES
         self.decision = decision
         self.arrived_at = self.dispatched_at = now
         self.ended_at: float | None = None
         self.outcome: Outcome | None = None
         self.member: Member | None = None
+        self.matched: Floats | float = 0.0
         self.matched_tokens = 0
         self.expectation: Expectation | None = None
         self.uncached_tokens = 0.0
-        self.output_tokens = float(min(request.max_output_tokens or ASSUMED_OUTPUT_TOKENS, ASSUMED_OUTPUT_TOKENS))
+        asked = request.max_output_tokens
+        self.output_tokens = float(min(asked, ASSUMED_OUTPUT_TOKENS) if asked else ASSUMED_OUTPUT_TOKENS)
+        self.served_id = ""
         self.work_tokens = 0.0
 
 
@@ -64,17 +75,16 @@ class Books:
 
     def book(self, flight: Flight, member: Member, now: float) -> None:
         """Count the request on `member` from this instant."""
-        columns, row = self._fleet.columns, member.row
+        cells, row = self._fleet.cells, member.row
         flight.member = member
-        flight.uncached_tokens = float(max(0, flight.request.prompt_tokens - flight.matched_tokens))
-        s_per_token = float(columns["prefill_s_per_token"][row])
-        ahead_s = max(0.0, float(columns["clear_at"][row]) - now)
-        columns["clear_at"][row] = now + ahead_s + flight.uncached_tokens * s_per_token
-        columns["booked_uncached_tokens"][row] += flight.uncached_tokens
-        columns["inflight_requests"][row] += 1.0
-        columns["inflight_prompt_tokens"][row] += flight.request.prompt_tokens
-        columns["inflight_output_tokens"][row] += flight.output_tokens
-        flight.work_tokens = ahead_s / s_per_token + flight.uncached_tokens
+        flight.uncached_tokens = uncached = float(max(0, flight.request.prompt_tokens - flight.matched_tokens))
+        s_per_token = cells["prefill_s_per_token"][row]
+        ahead_s = max(0.0, cells["clear_at"][row] - now)
+        cells["clear_at"][row] = now + ahead_s + uncached * s_per_token
+        cells["booked_uncached_tokens"][row] += uncached
+        cells["inflight_requests"][row] += 1.0
+        cells["inflight_output_tokens"][row] += flight.output_tokens
+        flight.work_tokens = ahead_s / s_per_token + uncached
         self.inflight += 1
 
     def release(self, flight: Flight, now: float) -> None:
@@ -85,24 +95,22 @@ class Books:
         self.inflight -= 1
         if member.row < 0:
             return
-        columns, row = self._fleet.columns, member.row
-        columns["inflight_requests"][row] -= 1.0
-        if columns["inflight_requests"][row] < 0.5:
+        cells, row = self._fleet.cells, member.row
+        left = cells["inflight_requests"][row] - 1.0
+        if left < 0.5:
             # Sums of floats may leave a residue; an idle endpoint owes nothing.
-            for name in (
-                "inflight_requests",
-                "inflight_prompt_tokens",
-                "inflight_output_tokens",
-                "booked_uncached_tokens",
-                "clear_at",
-            ):
-                columns[name][row] = 0.0
+            cells["inflight_requests"][row] = 0.0
+            cells["inflight_output_tokens"][row] = 0.0
+            cells["booked_uncached_tokens"][row] = 0.0
+            cells["clear_at"][row] = 0.0
             return
-        columns["inflight_prompt_tokens"][row] -= flight.request.prompt_tokens
-        columns["inflight_output_tokens"][row] -= flight.output_tokens
-        columns["booked_uncached_tokens"][row] -= flight.uncached_tokens
-        latest = now + columns["booked_uncached_tokens"][row] * columns["prefill_s_per_token"][row]
-        columns["clear_at"][row] = min(columns["clear_at"][row], latest)
+        cells["inflight_requests"][row] = left
+        cells["inflight_output_tokens"][row] -= flight.output_tokens
+        booked = cells["booked_uncached_tokens"][row] - flight.uncached_tokens
+        cells["booked_uncached_tokens"][row] = booked
+        latest = now + booked * cells["prefill_s_per_token"][row]
+        if latest < cells["clear_at"][row]:
+            cells["clear_at"][row] = latest
 
     def move(self, flight: Flight, member: Member, now: float) -> None:
         """Book the request on the endpoint that really serves it."""

@@ -4,7 +4,8 @@ Owns membership, readiness, the last signals, and the numpy columns that plugins
 here by `books`; failures are judged by `health`, speed is learned by `pace`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,6 @@ _COLUMNS: dict[str, float] = {
     "kv_usage": np.nan,
     "signals_at": -np.inf,
     "inflight_requests": 0.0,
-    "inflight_prompt_tokens": 0.0,
     "inflight_output_tokens": 0.0,
     "booked_uncached_tokens": 0.0,
     "clear_at": 0.0,
@@ -33,9 +33,6 @@ _COLUMNS: dict[str, float] = {
     "request_s": TOKENS_PER_REQUEST * DEFAULT_S_PER_TOKEN,
     "is_trial": 1.0,
 }
-
-
-_NONE = np.zeros(0, np.bool_)
 
 
 class Member:
@@ -74,11 +71,15 @@ class Member:
 
 
 class Fleet:
-    """Members sorted by id, and one column per figure over them."""
+    """Members sorted by id, and one column per figure over them.
+
+    cells: the same columns for reading and writing single figures, at a fifth of the cost of numpy's indexing.
+    """
 
     __slots__ = (
         "_by_address",
         "_members",
+        "cells",
         "columns",
         "endpoints",
         "generation",
@@ -93,6 +94,7 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._by_address: dict[str, Member] = {}
         self.columns: dict[str, Floats] = {name: np.zeros(0) for name in _COLUMNS}
+        self.cells: dict[str, memoryview[float]] = {}
         self.rows: list[Member] = []
         self.endpoints: list[Endpoint] = []
         self.slots: npt.NDArray[np.intp] = np.zeros(0, np.intp)
@@ -110,6 +112,10 @@ class Fleet:
     def get(self, endpoint_id: str) -> Member | None:
         """The member of that id, None when there is none."""
         return self._members.get(endpoint_id)
+
+    def at(self, endpoint_id: str) -> Member:
+        """The member of that id.  Raises KeyError when there is none."""
+        return self._members[endpoint_id]
 
     def at_address(self, address: str) -> Member | None:
         """The member that is dialled at `ip:port`, None when there is none."""
@@ -152,19 +158,6 @@ class Fleet:
         columns["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
         columns["signals_at"][row] = now
 
-    def fresh(self, since: float) -> Callable[[str], Floats]:
-        """Return a reader of scraped columns in which readings older than `since` are unknown."""
-        is_stale: npt.NDArray[np.bool_] | None = None
-
-        def column(name: str) -> Floats:
-            nonlocal is_stale
-            if is_stale is None:
-                stale = self.columns["signals_at"] < since
-                is_stale = stale if stale.any() else _NONE
-            return self.columns[name] if is_stale is _NONE else np.where(is_stale, np.nan, self.columns[name])
-
-        return column
-
     def end_trial(self, member: Member) -> None:
         """Note that an endpoint is known well enough to be compared."""
         if self.columns["is_trial"][member.row]:
@@ -187,6 +180,7 @@ class Fleet:
             column = np.full(len(rows), default)
             column[old] = self.columns[name][carried[old]]
             self.columns[name] = column
+            self.cells[name] = cast("memoryview[float]", column.data)
         for row, member in enumerate(rows):
             member.row = row
         self.rows = rows

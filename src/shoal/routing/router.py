@@ -5,10 +5,8 @@ learn.  The figures live in `fleet` and `books`, the choice in `scheduling`, the
 """
 
 from collections import deque
-from functools import partial
 
 import msgspec
-import numpy as np
 
 from shoal.kernel import Chance, ClockWentBack
 from shoal.pool import (
@@ -20,9 +18,10 @@ from shoal.pool import (
     Request,
     ServedModel,
 )
-from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, Match, capacity_blocks, read_blocks
+from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, capacity_blocks, read_blocks
 from shoal.routing.books import Books, Flight
-from shoal.routing.candidates import Candidates, Rows
+from shoal.routing.candidates import Candidates
+from shoal.routing.columns import COMPLETE, Columns
 from shoal.routing.commands import Account, Command, Forward, Refuse
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.estimate import TokenEstimator
@@ -40,35 +39,18 @@ from shoal.routing.events import (
     Ticked,
 )
 from shoal.routing.explain import Explanations
-from shoal.routing.fleet import Fleet, Floats
+from shoal.routing.fleet import Fleet
 from shoal.routing.lessons import Lessons
 from shoal.routing.models import ModelTable
 from shoal.routing.status import PoolStatus, endpoint_status
 from shoal.scheduling import Scheduler
 
-# A reading older than this is no longer read: the scraper's slowest interval is 2 s.
-STALE_SIGNALS_S = 6.0
 # A record comes 5 to 100 ms after the end of its stream; past this it never will.
 RECORD_TIMEOUT_S = 30.0
 # What one step may close, so that no step of a journal is large.
 MAX_EXPIRED_PER_STEP = 500
 # After a start, load that others put on the engines is read from their metrics; own books replace it over this time.
 ADOPTION_S = 20.0
-
-# Columns that our own books fill: every value in them is known.
-COMPLETE_COLUMNS = frozenset(
-    (
-        "inflight_output_tokens",
-        "inflight_prefill_s",
-        "inflight_prompt_tokens",
-        "inflight_requests",
-        "inflight_uncached_tokens",
-        "is_trial",
-        "matched_tokens",
-        "prefill_s_per_token",
-        "request_s",
-    )
-)
 
 
 class Router:
@@ -229,77 +211,39 @@ class Router:
         match = self._index.match(blocks) if len(blocks) else None
         # Plugins see the model that will be served; the request keeps the name that the client gave.
         asked = msgspec.structs.replace(request, model=resolved.target) if resolved.is_rewritten else request
-        view = self._view(rows, asked, match, now)
+        fleet = self._fleet
+        columns = Columns(fleet, self._books, self._models, asked, match, now, self._mean_uncached_tokens)
+        among = None if len(rows) == len(fleet) else rows
+        view = FleetView(fleet.endpoints, columns, fleet.signals, among, COMPLETE)
         decision = self._scheduler.schedule(asked, view, now)
         if isinstance(decision, Refusal):
             return [self._refuse(request, decision.reason, decision.message, decision.retry_after_s)]
-        member = self._fleet.get(decision.chosen[0])
-        assert member is not None
+        member = fleet.at(decision.chosen[0])
         flight = Flight(request, resolved.target, event.blocks, decision, now)
         if match is not None:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
             self._index.add(member.slot, blocks, match)
+            if match.runs:
+                flight.matched = view.column("matched_tokens")
         self._books.book(flight, member, now)
         self._mean_uncached_tokens += 0.02 * (flight.uncached_tokens - self._mean_uncached_tokens)
         member.requests_total += 1
         self._flights[request.id] = flight
         self._scheduler.dispatched(asked, view, decision, now)
-        self.explanations.keep(flight, self._matched_tokens(request, match), self._fleet)
+        self.explanations.keep(flight)
         return [self._forward(flight, resolved.target if resolved.is_rewritten else "")]
 
     def _forward(self, flight: Flight, model: str) -> Forward:
-        get = self._fleet.get
-        members = [member for name in flight.decision.chosen if (member := get(name)) is not None]
-        if not flight.request.retry_allowed:
-            del members[1:]
+        request, at = flight.request, self._fleet.at
+        chosen = flight.decision.chosen if request.retry_allowed else flight.decision.chosen[:1]
         return Forward(
-            request_id=flight.request.id,
-            endpoints=tuple([member.endpoint.address for member in members]),
-            response_headers=self._scheduler.response_headers(flight.request, flight.decision),
-            model=model,
-            retry_allowed=flight.request.retry_allowed,
+            request.id,
+            tuple([at(name).endpoint.address for name in chosen]),
+            self._scheduler.response_headers(request, flight.decision),
+            model,
+            request.retry_allowed,
         )
-
-    def _view(self, rows: Rows, request: Request, match: Match | None, now: float) -> FleetView:
-        fleet, columns = self._fleet, self._fleet.columns
-        fresh = fleet.fresh(now - STALE_SIGNALS_S)
-        return FleetView(
-            fleet.endpoints,
-            {
-                "matched_tokens": partial(self._matched_tokens, request, match),
-                "inflight_prefill_s": partial(self._books.prefill_s, now, self._mean_uncached_tokens),
-                "inflight_uncached_tokens": partial(self._books.uncached_tokens, now, self._mean_uncached_tokens),
-                "inflight_requests": self._inflight_requests,
-                "inflight_prompt_tokens": columns["inflight_prompt_tokens"],
-                "inflight_output_tokens": columns["inflight_output_tokens"],
-                "prefill_s_per_token": columns["prefill_s_per_token"],
-                "request_s": columns["request_s"],
-                "is_trial": columns["is_trial"] if fleet.on_trial else 0.0,
-                "waiting": partial(fresh, "waiting"),
-                "running": partial(fresh, "running"),
-                "kv_usage": partial(fresh, "kv_usage"),
-                "max_model_len": partial(self._max_model_len, request),
-            },
-            fleet.signals,
-            None if len(rows) == len(fleet) else rows,
-            COMPLETE_COLUMNS,
-        )
-
-    def _inflight_requests(self) -> Floats:
-        own = self._fleet.columns["inflight_requests"]
-        return own + self._fleet.columns["foreign_requests"] if self._fleet.has_foreign else own
-
-    def _matched_tokens(self, request: Request, match: Match | None) -> Floats | float:
-        if match is None or not match.runs:
-            return 0.0
-        blocks = match.blocks[self._fleet.slots]
-        tokens: Floats = np.minimum(blocks * float(BLOCK_TOKENS), float(request.prompt_tokens))
-        return tokens
-
-    def _max_model_len(self, request: Request) -> Floats:
-        lengths = [self._models.max_model_len(request.model, m.endpoint.id) for m in self._fleet]
-        return np.array([float(length) if length else np.nan for length in lengths])
 
     # ------------------------------------------------------------------ refusals
 
@@ -375,10 +319,11 @@ class Router:
             waiting.popleft()
         served = self._fleet.at_address(outcome.served_address) if outcome and outcome.served_address else None
         served_id = served.endpoint.id if served else ""
-        if outcome is not None:
-            self.explanations.close(request.id, outcome, served_id)
-            if outcome.is_upstream_failure or outcome.is_cut or outcome.status >= 500:
-                self._errors_total += 1
+        flight.served_id = served_id
+        # The flight stays among the explanations; its blocks may be large and have taught what they could.
+        flight.blocks = b""
+        if outcome is not None and (outcome.is_upstream_failure or outcome.is_cut or outcome.status >= 500):
+            self._errors_total += 1
         return [
             Account(
                 request_id=request.id,

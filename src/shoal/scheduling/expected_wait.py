@@ -48,6 +48,7 @@ class ExpectedWaitScorer:
     """
 
     type: ClassVar[str] = "expected-wait-scorer"
+    is_within: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         "matched_tokens",
         "inflight_prefill_s",
@@ -95,7 +96,7 @@ class ExpectedWaitScorer:
         self._trial_share = trial_share
 
     def score(self, request: Request, view: FleetView) -> Scores:
-        if len(view) <= _FEW and view.level("is_trial") == 0.0 and all(map(view.is_complete, self.needs)):
+        if len(view) <= _FEW and view.complete >= _NEEDED and view.level("is_trial") == 0.0:
             return self._score_few(request, view)
         return self._score_many(request, view)
 
@@ -105,36 +106,37 @@ class ExpectedWaitScorer:
         The same formula as `_score_many`, and the same result to rounding; for a dozen candidates the calls of array
         operations would cost three times the arithmetic.
         """
-        requests = view.column("inflight_requests").tolist()
-        cost = view.column("inflight_prefill_s").tolist()
-        speeds = view.column("prefill_s_per_token").tolist()
+        requests = view.values("inflight_requests")
+        speeds = view.values("prefill_s_per_token")
         count = len(requests)
         median = sorted(speeds)[(count - 1) // 2]
         if not median > _FASTEST:
             return self._score_many(request, view)
         paces = self._paces(speeds, median)
         level = min(requests) + self._level_share * sum(requests) / count
-        for at, seconds in enumerate(view.column("request_s").tolist()):
-            cost[at] += max(requests[at], level) * seconds
+        price, weight, mean, tokens = self._own_weight, 0.0, 0.0, float(request.prompt_tokens)
         matched = view.level("matched_tokens")
-        own = [float(request.prompt_tokens) - (matched or 0.0)] * count
-        if matched is None:
-            own = [max(request.prompt_tokens - tokens, 0.0) for tokens in view.column("matched_tokens").tolist()]
-        most = max(own)
-        width = most - min(own)
-        price = self._own_weight
-        if width > 0:
-            price *= 1.0 - ((count * most - sum(own)) / width - 1.0) / (count - 1)
+        if matched is not None:
+            own = [tokens - matched] * count
+        else:
+            own = [max(tokens - held, 0.0) for held in view.values("matched_tokens")]
+            most = max(own)
+            width = most - min(own)
+            if width > 0:
+                price *= 1.0 - ((count * most - sum(own)) / width - 1.0) / (count - 1)
+                mean = sum([busy * pace for busy, pace in zip(requests, paces, strict=True)]) / count
+                weight = self._imbalance_weight * width * median / (mean + self._slack)
         paid, premium = min(price, 1.0) * median, max(price - 1.0, 0.0) * median
-        for at in range(count):
-            cost[at] += own[at] * (paid * paces[at] + premium)
-        if width > 0 and self._imbalance_weight > 0:
-            busy = [requests[at] * paces[at] for at in range(count)]
-            mean = sum(busy) / count
-            weight = self._imbalance_weight * width * median / (mean + self._slack)
-            for at in range(count):
-                cost[at] += weight * max(busy[at] - mean, 0.0)
-        return np.array([1.0 / (1.0 + seconds) for seconds in cost])
+        scores = []
+        for busy, seconds, booked, alone, pace in zip(
+            requests, view.values("request_s"), view.values("inflight_prefill_s"), own, paces, strict=True
+        ):
+            cost = booked + (busy if busy > level else level) * seconds + alone * (paid * pace + premium)
+            excess = busy * pace - mean
+            if weight and excess > 0:
+                cost += weight * excess
+            scores.append(1.0 / (1.0 + cost))
+        return np.array(scores)
 
     def _paces(self, speeds: list[float], median: float) -> list[float]:
         """Each candidate's multiple of the median speed, rounded to steps."""
@@ -220,6 +222,9 @@ class ExpectedWaitScorer:
         if math.isnan(median):
             return self._request_tokens * median_speed
         return np.where(np.isnan(seconds), median, seconds)
+
+
+_NEEDED = frozenset(ExpectedWaitScorer.needs)
 
 
 def _trial(view: FleetView) -> Mask | None:

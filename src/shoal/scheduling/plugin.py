@@ -64,7 +64,10 @@ class Filter(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Says how good each candidate is."""
+    """Says how good each candidate is.
+
+    A class attribute `is_within = True` promises that no value is below 0, above 1 or NaN, and saves the look.
+    """
 
     def score(self, request: Request, view: FleetView) -> Scores:
         """Return one value per candidate, 0 (worst) to 1 (best); NaN where nothing is known, which counts as 0."""

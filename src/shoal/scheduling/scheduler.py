@@ -11,7 +11,7 @@ import numpy as np
 from shoal.kernel import Chance
 from shoal.pool import Decision, FleetView, Refusal, RefusalReason, Request, ScoreColumn
 from shoal.scheduling.columns import PerFleet
-from shoal.scheduling.pickers import MaxScorePicker, best
+from shoal.scheduling.pickers import Draws, MaxScorePicker, best
 from shoal.scheduling.plugin import Adopting, Answering, Drawing, Filter, Observer, Picker, Scorer, Scores
 
 T = TypeVar("T", covariant=True)
@@ -55,16 +55,18 @@ class Policy(NamedTuple):
 class Scheduler:
     """Places one request at a time.  chance: its stream `scheduling` breaks ties and draws for pickers."""
 
-    __slots__ = ("_answering", "_chance", "_ids", "_observers", "_ranks", "policy")
+    __slots__ = ("_answering", "_chance", "_draws", "_ids", "_observers", "_ranks", "_within", "policy")
 
     def __init__(self, policy: Policy, chance: Chance) -> None:
         self.policy = policy
         self._chance = chance.stream("scheduling")
+        self._draws = Draws(self._chance)
         # What this picker chooses and its fallbacks are one ranking.
         self._ranks = isinstance(policy.profile.picker.plugin, MaxScorePicker)
         plugins = policy.profile.plugins()
         self._observers = [named.plugin for named in plugins if isinstance(named.plugin, Observer)]
         self._answering = [named.plugin for named in plugins if isinstance(named.plugin, Answering)]
+        self._within = {named.name for named in policy.profile.scorers if getattr(named.plugin, "is_within", False)}
         self._ids = PerFleet(lambda fleet: tuple(endpoint.id for endpoint in fleet))
         for named in plugins:
             if isinstance(named.plugin, Drawing):
@@ -94,10 +96,10 @@ class Scheduler:
         columns, total = self._scores(request, view)
         picker = profile.picker.plugin
         if self._ranks:
-            picked = best(total, picker.max_num_of_endpoints + self.policy.fallbacks, self._chance)
+            picked = best(total, picker.max_num_of_endpoints + self.policy.fallbacks, self._draws)
         else:
             picked = picker.pick(total, self._chance)
-            picked += best(total, self.policy.fallbacks, self._chance, picked)
+            picked += best(total, self.policy.fallbacks, self._draws, picked)
         ids = self._ids.of(view)
         candidates = ids if view.rows is None else tuple([ids[row] for row in view.rows.tolist()])
         chosen = tuple([candidates[position] for position in picked])
@@ -108,7 +110,9 @@ class Scheduler:
         columns = []
         total: Scores | None = None
         for name, scorer, weight in self.policy.profile.scorers:
-            values = _clamped(scorer.score(request, view))
+            values = scorer.score(request, view)
+            if name not in self._within:
+                values = _clamped(values)
             columns.append(ScoreColumn(name, weight, values))
             weighted = values if weight == 1.0 else weight * values
             total = weighted if total is None else total + weighted
@@ -126,6 +130,8 @@ class Scheduler:
 
     def response_headers(self, request: Request, decision: Decision) -> tuple[tuple[str, str], ...]:
         """Return the headers that plugins add to the client's response."""
+        if not self._answering:
+            return ()
         headers: dict[str, str] = {}
         for answering in self._answering:
             headers.update(answering.response_headers(request, decision))

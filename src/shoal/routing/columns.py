@@ -1,0 +1,133 @@
+"""The columns of one decision: what plugins may read of the fleet, made when first read.
+
+Owns which figure of the books, the fleet and the index stands behind each column's name.  What the names mean is told
+at `FleetView`.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shoal.pool import Column, Request
+from shoal.prefix import BLOCK_TOKENS, Match
+from shoal.routing.books import Books
+from shoal.routing.fleet import Fleet, Floats
+from shoal.routing.models import ModelTable
+
+# A reading older than this is no longer read: the scraper's slowest interval is 2 s.
+STALE_SIGNALS_S = 6.0
+
+# Columns that our own books fill: every value in them is known.
+COMPLETE = frozenset(
+    (
+        "inflight_output_tokens",
+        "inflight_prefill_s",
+        "inflight_requests",
+        "inflight_uncached_tokens",
+        "is_trial",
+        "matched_tokens",
+        "prefill_s_per_token",
+        "request_s",
+    )
+)
+
+
+class Columns(dict[str, Column | float]):
+    """Columns over the whole fleet for one request.  Looking one up makes it; `in` asks whether anybody can."""
+
+    __slots__ = ("_books", "_fleet", "_is_stale", "_match", "_mean_uncached", "_models", "_now", "_request")
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        books: Books,
+        models: ModelTable,
+        request: Request,
+        match: Match | None,
+        now: float,
+        mean_uncached_tokens: float,
+    ) -> None:
+        self._fleet = fleet
+        self._books = books
+        self._models = models
+        self._request = request
+        self._match = match
+        self._now = now
+        self._mean_uncached = mean_uncached_tokens
+        self._is_stale: Column | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in _MAKERS
+
+    def __missing__(self, name: str) -> Column | float:
+        column = self[name] = _MAKERS[name](self)
+        return column
+
+    def _inflight_requests(self) -> Floats:
+        fleet = self._fleet
+        own = fleet.columns["inflight_requests"]
+        return own + fleet.columns["foreign_requests"] if fleet.has_foreign else own
+
+    def _inflight_prefill_s(self) -> Floats:
+        return self._books.prefill_s(self._now, self._mean_uncached)
+
+    def _inflight_uncached_tokens(self) -> Floats:
+        return self._books.uncached_tokens(self._now, self._mean_uncached)
+
+    def _inflight_output_tokens(self) -> Floats:
+        return self._fleet.columns["inflight_output_tokens"]
+
+    def _prefill_s_per_token(self) -> Floats:
+        return self._fleet.columns["prefill_s_per_token"]
+
+    def _request_s(self) -> Floats:
+        return self._fleet.columns["request_s"]
+
+    def _is_trial(self) -> Floats | float:
+        return self._fleet.columns["is_trial"] if self._fleet.on_trial else 0.0
+
+    def _matched_tokens(self) -> Floats | float:
+        match = self._match
+        if match is None or not match.runs:
+            return 0.0
+        tokens: Floats = np.minimum(
+            match.blocks[self._fleet.slots] * float(BLOCK_TOKENS), float(self._request.prompt_tokens)
+        )
+        return tokens
+
+    def _max_model_len(self) -> Floats:
+        model = self._request.model
+        lengths = [self._models.max_model_len(model, member.endpoint.id) for member in self._fleet]
+        return np.array([float(length) if length else np.nan for length in lengths])
+
+    def _waiting(self) -> Floats:
+        return self._scraped("waiting")
+
+    def _running(self) -> Floats:
+        return self._scraped("running")
+
+    def _kv_usage(self) -> Floats:
+        return self._scraped("kv_usage")
+
+    def _scraped(self, name: str) -> Floats:
+        """A scraped column in which what is too old is unknown."""
+        columns = self._fleet.columns
+        if self._is_stale is None:
+            self._is_stale = columns["signals_at"] < self._now - STALE_SIGNALS_S
+        return np.where(self._is_stale, np.nan, columns[name])
+
+
+_MAKERS: dict[str, Callable[[Columns], Column | float]] = {
+    "inflight_output_tokens": Columns._inflight_output_tokens,
+    "inflight_prefill_s": Columns._inflight_prefill_s,
+    "inflight_requests": Columns._inflight_requests,
+    "inflight_uncached_tokens": Columns._inflight_uncached_tokens,
+    "is_trial": Columns._is_trial,
+    "kv_usage": Columns._kv_usage,
+    "matched_tokens": Columns._matched_tokens,
+    "max_model_len": Columns._max_model_len,
+    "prefill_s_per_token": Columns._prefill_s_per_token,
+    "request_s": Columns._request_s,
+    "running": Columns._running,
+    "waiting": Columns._waiting,
+}
