@@ -169,32 +169,24 @@ class Exchange:
 
     def _send(self, placed: Placed, body: bytes, is_body_phase: bool) -> list[bytes]:
         picker, forward = self._picker, placed.forward
-        destination = ",".join(forward.endpoints)
-        set_headers = [(replies.DESTINATION, destination)]
-        remove = [name for name in picker.removed_headers if name in self._headers]
-        if not self._is_duplex or not forward.retry_allowed:
-            set_headers.append(("x-envoy-max-retries", str(picker.retries_of(forward))))
-        is_changed = placed.body is not body
-        if is_changed:
-            set_headers.append(("content-length", str(len(placed.body))))
-            if "content-encoding" in self._headers:
-                remove.append("content-encoding")
+        is_duplex, is_changed = self._is_duplex, placed.body is not body
+        removed = tuple([name for name in picker.removed_headers if name in self._headers])
+        if is_changed and "content-encoding" in self._headers:
+            removed = (*removed, "content-encoding")
         reply = replies.routed(
-            is_body_phase=is_body_phase and not self._is_duplex,
-            set_headers=set_headers,
-            remove_headers=remove,
-            metadata={
-                replies.OWN_NAMESPACE: {
-                    "id": self.request_id,
-                    "picker": picker.picker_id,
-                    **dict(forward.response_headers),
-                },
-                replies.LB_NAMESPACE: {replies.DESTINATION: destination},
-            },
-            body=placed.body if is_changed and not self._is_duplex else None,
-            skips_response_body=self._is_duplex,
+            is_body_phase=is_body_phase and not is_duplex,
+            destination=",".join(forward.endpoints),
+            request_id=self.request_id,
+            picker_id=picker.picker_id,
+            # A gateway that streams the body has routes of its own, which say how often a request may be tried again.
+            retries=None if is_duplex and forward.retry_allowed else picker.retries_of(forward),
+            removed=removed,
+            own=forward.response_headers,
+            length=len(placed.body) if is_changed else None,
+            body=placed.body if is_changed and not is_duplex else None,
+            skips_response_body=is_duplex,
         )
-        if not self._is_duplex or not is_body_phase:
+        if not is_duplex or not is_body_phase:
             return [reply]
         return [reply, *replies.streamed_body(placed.body)]
 

@@ -3,7 +3,8 @@
 Owns their shape only.  Constant parts are built once; a reply costs one header mutation.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -28,63 +29,108 @@ CONTINUE_RESPONSE_TRAILERS: bytes = pb.ProcessingResponse(response_trailers=pb.T
 def routed(
     *,
     is_body_phase: bool,
-    set_headers: Iterable[tuple[str, str]],
-    remove_headers: Sequence[str],
-    metadata: dict[str, dict[str, str]],
+    destination: str,
+    request_id: str,
+    picker_id: str,
+    retries: int | None = None,
+    removed: tuple[str, ...] = (),
+    own: Iterable[tuple[str, str]] = (),
+    length: int | None = None,
     body: bytes | None = None,
     skips_response_body: bool = False,
 ) -> bytes:
-    """Return the reply that lets the request go, with its headers and dynamic metadata (namespace -> key -> value).
+    """Return the reply that lets the request go to `destination`, and says so in the dynamic metadata.
 
-    is_body_phase: whether it answers the body message.  body: replaces the buffered body; None leaves it.
-    skips_response_body: ask a gateway not to send response bodies.
+    is_body_phase: whether it answers the body message.  retries: None leaves them to the route.  removed: names of
+    headers.  own: further values beside our ids in the metadata.  length: of a body that was changed.  body: replaces
+    the one that the gateway holds; None leaves it.  skips_response_body: ask a gateway not to send response bodies.
     """
-    mutation = b"".join(
-        [
-            _field(1, _field(1, _field(1, key.encode()) + _field(3, value.encode())) + _APPEND)
-            for key, value in set_headers
-        ]
-        + [_field(2, name.encode()) for name in remove_headers]
-    )
-    common = _field(2, mutation)
+    target = destination.encode()
+    header = _DESTINATION_NAME + b"\x1a" + _size(len(target)) + target
+    option = b"\x0a" + _size(len(header)) + header + _APPEND
+    mutation = b"\x0a" + _size(len(option)) + option + _constant_mutation(retries, removed)
+    if length is not None:
+        mutation += _set_header("content-length", str(length))
+    common = b"\x12" + _size(len(mutation)) + mutation
     if body is not None:
-        common += _field(3, _field(1, body))
+        common += _field(b"\x1a", _field(b"\x0a", body))
     if not is_body_phase:
         common += _CLEAR_ROUTE_CACHE
-    spaces = [_entry(name, _field(5, _text_fields(values))) for name, values in metadata.items()]
-    phase = 3 if is_body_phase else 1
-    reply = _field(phase, _field(1, common)) + _field(8, b"".join(spaces))
+    entries = _text_entry("id", request_id) + _picker_entry(picker_id)
+    for key, value in own:
+        entries += _text_entry(key, value)
+    spaces = _namespace(_OWN_NAME, entries) + _namespace(_LB_NAME, _text_entry(DESTINATION, destination))
+    reply = _field(b"\x1a" if is_body_phase else b"\x0a", _field(b"\x0a", common)) + _field(b"\x42", spaces)
     return reply + _SKIP_RESPONSE_BODY if skips_response_body else reply
 
 
-# The reply of every request is written straight in protobuf's wire form, field by field: a fifth of the cost of
-# building the message.  The numbers are the fields' of ProcessingResponse, CommonResponse, HeaderMutation and Struct.
+# The reply of every request is written straight in protobuf's wire form: a tenth of the cost of building the message.
+# A field of bytes is its key (number << 3 | 2), its size and its content; the numbers are those of ProcessingResponse,
+# CommonResponse, HeaderMutation and Struct.
 _APPEND = bytes((3 << 3, _OVERWRITE))
 _CLEAR_ROUTE_CACHE = bytes((5 << 3, 1))
 _SKIP_RESPONSE_BODY = bytes((9 << 3 | 2, 0))
 
 
-def _field(number: int, payload: bytes) -> bytes:
-    """One length-delimited field."""
-    size = len(payload)
-    if size < 128:
-        return bytes((number << 3 | 2, size)) + payload
-    head = bytearray((number << 3 | 2,))
+def _varint(size: int) -> bytes:
+    """A length as protobuf writes it: seven bits at a time, the lowest first."""
+    written = bytearray()
     while size > 127:
-        head.append(size & 127 | 128)
+        written.append(size & 127 | 128)
         size >>= 7
-    head.append(size)
-    return bytes(head) + payload
+    written.append(size)
+    return bytes(written)
 
 
-def _entry(key: str, value: bytes) -> bytes:
-    """One entry of a Struct's map."""
-    return _field(1, _field(1, key.encode()) + _field(2, value))
+_VARINTS = tuple(map(_varint, range(2048)))
 
 
-def _text_fields(values: dict[str, str]) -> bytes:
-    """The entries of a Struct of strings."""
-    return b"".join([_entry(key, _field(3, value.encode())) for key, value in values.items()])
+def _size(size: int) -> bytes:
+    return _VARINTS[size] if size < 2048 else _varint(size)
+
+
+def _field(key: bytes, content: bytes) -> bytes:
+    return key + _size(len(content)) + content
+
+
+@lru_cache(maxsize=256)
+def _name(name: str) -> bytes:
+    """Field 1: the name of a header, or the key of an entry of a Struct."""
+    return _field(b"\x0a", name.encode())
+
+
+def _set_header(name: str, value: str) -> bytes:
+    return _field(b"\x0a", _field(b"\x0a", _name(name) + _field(b"\x1a", value.encode())) + _APPEND)
+
+
+@lru_cache(maxsize=256)
+def _constant_mutation(retries: int | None, removed: tuple[str, ...]) -> bytes:
+    """What many requests have in common."""
+    set_headers = b"" if retries is None else _set_header("x-envoy-max-retries", str(retries))
+    return set_headers + b"".join([_field(b"\x12", name.encode()) for name in removed])
+
+
+def _text_entry(key: str, value: str) -> bytes:
+    """One entry of a Struct of strings."""
+    text = value.encode()
+    size = _size(len(text))
+    entry = _name(key) + b"\x12" + _size(1 + len(size) + len(text)) + b"\x1a" + size + text
+    return b"\x0a" + _size(len(entry)) + entry
+
+
+@lru_cache(maxsize=64)
+def _picker_entry(picker_id: str) -> bytes:
+    return _text_entry("picker", picker_id)
+
+
+def _namespace(name: bytes, entries: bytes) -> bytes:
+    """The entry of the metadata that holds a Struct of these entries."""
+    size = _size(len(entries))
+    entry = name + b"\x12" + _size(1 + len(size) + len(entries)) + b"\x2a" + size + entries
+    return b"\x0a" + _size(len(entry)) + entry
+
+
+_DESTINATION_NAME, _OWN_NAME, _LB_NAME = map(_name, (DESTINATION, OWN_NAMESPACE, LB_NAMESPACE))
 
 
 def streamed_body(body: bytes, *, is_response: bool = False, is_end: bool = True) -> list[bytes]:
