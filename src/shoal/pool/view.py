@@ -75,7 +75,9 @@ class FleetView:
 
     def level(self, name: str) -> float | None:
         """Return the one value of a column that was given as one for every endpoint, None for any other column."""
-        column = self._columns.get(name, None)
+        if name not in self._columns:
+            return None
+        column = self._columns[name]
         return column if isinstance(column, float) else None
 
     def is_complete(self, name: str) -> bool:
