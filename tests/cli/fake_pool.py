@@ -70,7 +70,7 @@ class FakeAnswers(PoolAnswers):
                 ttft_s_avg=0.0585,
                 reports_cached_tokens=not self.deaf,
             ),
-            EndpointPicture(id="b", address="10.0.0.2:8000", state="loading"),
+            EndpointPicture(id="b", address="10.0.0.2:8000", state="loading", reason="connection refused"),
         ]
         return PoolPicture(
             url="http://127.0.0.1:8080",

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from shoal.cli import main
 from shoal.cli.status import Rates, all_warnings, hit_ratio, render
-from shoal.hosts.admin import EndpointPicture, PoolPicture
+from shoal.hosts.admin import EndpointPicture, PoolPicture, WorkerPicture
 from tests.cli.fake_pool import FakePool
 
 
@@ -28,6 +28,20 @@ def test_warnings_of_the_pool_and_a_silent_picker_are_shown(pool: FakePool, caps
     page = capsys.readouterr().out
     assert "! something to look at" in page
     assert "! picker 1 does not answer" in page
+
+
+def test_an_endpoint_that_is_not_ready_is_shown_with_its_reason(
+    pool: FakePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--once", "--interval", "0.1", *pool.flags]) == 0
+    assert "b: connection refused" in capsys.readouterr().out.splitlines()
+
+
+def test_a_picker_that_still_starts_is_no_warning() -> None:
+    starting = WorkerPicture(picker="0", state="starting", is_answering=False)
+    assert all_warnings(PoolPicture(workers=[starting])) == []
+    down = WorkerPicture(picker="0", state="down", is_answering=False)
+    assert all_warnings(PoolPicture(workers=[down])) == ["picker 0 does not answer: the figures are without it"]
 
 
 def test_an_engine_that_reports_no_cached_tokens_is_named_with_the_flag_that_helps(

@@ -35,6 +35,8 @@ _STATE_STYLES = {
     "ready": "green",
     "half-open": "yellow",
     "loading": "cyan",
+    "starting": "cyan",
+    "unresolved": "bold red",
     "ejected": "bold red",
     "draining": "magenta",
 }
@@ -115,11 +117,15 @@ class Rates:
 
 
 def render(picture: PoolPicture, rates: Rates, console: "Console") -> "RenderableType":
-    """Return the whole screen: the head, the endpoints, the warnings.  A narrow console gets fewer columns."""
+    """Return the whole screen: the head, the endpoints, why some are not ready, the warnings.
+
+    A narrow console gets fewer columns.
+    """
     from rich.console import Group
     from rich.text import Text
 
     parts: list[Any] = [Text.from_markup(_head(picture, rates)), _fitting(picture, rates, console)]
+    parts += [Text(f"{each.id}: {each.reason}", style="dim") for each in picture.endpoints if each.reason]
     parts += [Text(f"! {warning}", style="yellow") for warning in all_warnings(picture)]
     return Group(*parts)
 
@@ -127,7 +133,7 @@ def render(picture: PoolPicture, rates: Rates, console: "Console") -> "Renderabl
 def all_warnings(picture: PoolPicture) -> list[str]:
     """Return what the operator should look at: the pool's own warnings, then what the figures show."""
     warnings = list(picture.warnings)
-    silent = [worker.picker for worker in picture.workers if not worker.is_answering]
+    silent = [each.picker for each in picture.workers if not each.is_answering and each.state != "starting"]
     if silent:
         warnings.append(f"picker {', '.join(silent)} does not answer: the figures are without it")
     deaf = [endpoint.id for endpoint in picture.endpoints if endpoint.reports_cached_tokens is False]

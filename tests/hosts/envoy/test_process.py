@@ -68,6 +68,22 @@ async def test_a_crashed_envoy_is_started_again() -> None:
         assert (await made.send("/x", made.engines[0].address)).status == 200
 
 
+async def test_a_closed_port_refuses_until_it_is_opened() -> None:
+    async with rig() as made:
+        address = (made.settings.host, made.settings.port)
+        made.envoy.apply(msgspec.structs.replace(made.settings, is_open=False))
+        async with asyncio.timeout(10):
+            while await made.envoy.admin.gauge("listener_manager.total_listeners_active"):
+                await asyncio.sleep(0.05)
+        with pytest.raises(EnvoyFailed, match="does not open port"):
+            await made.envoy.listening(timeout_s=0.1)
+        made.envoy.apply(made.settings)
+        await made.envoy.listening()
+        _, writer = await asyncio.open_connection(*address)
+        writer.close()
+        assert (await made.send("/x", made.engines[0].address)).status == 200
+
+
 async def test_an_envoy_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.hosts.envoy.process.HANG_S", 0.1)
     monkeypatch.setattr("shoal.hosts.envoy.process._LOOK_S", 0.05)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.hosts.envoy import EnvoySettings
+from shoal.hosts.envoy import EnvoySettings, FailureMode
 from shoal.hosts.fleet import Target
 from shoal.hosts.supervisor.dataplane import DataPlane
 from shoal.kernel import ConfigError
@@ -51,6 +51,14 @@ def test_an_authority_that_cannot_be_used_does_not_keep_a_reload_from_being_acce
     with pytest.raises(ConfigError, match="roots cannot be used"):
         scene.show("a")
     scene.plane.configure(scene.base)
+
+
+@pytest.mark.parametrize(("mode", "says"), [("open", "Envoy placed new ones by itself"), ("closed", "got 503")])
+def test_what_a_missing_picker_costs_is_said_as_the_failure_mode_has_it(tmp_path: Path, mode: str, says: str) -> None:
+    scene = Scene(tmp_path)
+    scene.plane.configure(msgspec.structs.replace(scene.base, failure_mode=FailureMode(mode)))
+    assert says in scene.plane.meaning("http.public.ext_proc.failure_mode_allowed")
+    assert "limit" in scene.plane.meaning("cluster.engines.upstream_cx_overflow")
 
 
 def test_a_changed_key_or_authority_changes_the_mark_of_an_endpoint(tmp_path: Path) -> None:

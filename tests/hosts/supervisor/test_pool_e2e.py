@@ -207,7 +207,8 @@ def test_a_second_pool_on_the_same_port_is_refused_in_one_line(
     flags = ["--engines", "1", "--metrics-port", "0", "--run-dir", str(tmp_path / "run")]
     assert main(["up", "--port", port, *flags]) == 2
     err = capfd.readouterr().err
-    assert err.startswith(f"shoal: port {port} on 127.0.0.1 is already taken by envoy")
+    assert err.startswith(f"shoal: port {port} on 127.0.0.1 is already taken by the Shoal pool in {pool.run_dir}; ")
+    assert f"`kill {pool.process.pid}`" in err
     assert err.count("\n") == 1
 
 
@@ -304,11 +305,30 @@ def test_a_pool_whose_engine_does_not_answer_says_why_it_is_not_ready(tmp_path: 
     port = free_port()
     pool = Pool(tmp_path, ["--backend", f"http://127.0.0.1:{port}"])
     try:
-        until(lambda: "not ready yet" in pool.said(), why=pool.said)
-        assert f"http://127.0.0.1:{port}: connection refused" in pool.said()
+        until(lambda: 'endpoints="0 of 1 endpoint"' in pool.said(), why=pool.said)
+        until(lambda: f"waiting for http://127.0.0.1:{port}: connection refused" in pool.said(), why=pool.said)
         assert "shoal is ready" not in pool.said()
+        (endpoint,) = pool.client.picture().endpoints
+        assert (endpoint.state, endpoint.reason) == ("loading", "connection refused")
     finally:
         pool.end()
+
+
+def test_a_pool_is_ready_with_its_first_endpoint_and_counts_on(tmp_path: Path) -> None:
+    port = free_port()
+    pool = Pool(tmp_path, ["--engines", "1", "--workers", "2", "--backend", f"http://127.0.0.1:{port}"])
+    try:
+        pool.wait_ready()
+        assert f"shoal is ready: {pool.url} (1 of 2 endpoints)" in pool.said()
+        assert all(worker.is_answering for worker in pool.client.picture().workers)
+        assert pool.chat().status_code == 200
+        assert "ext_proc" not in pool.said()
+        engine = subprocess.Popen([sys.executable, "-m", "shoal.cli", "engine", "--port", str(port)])
+        until(lambda: 'endpoints ready share="2 of 2 endpoints"' in pool.said(), why=pool.said)
+    finally:
+        pool.end()
+        engine.kill()
+        engine.wait()
 
 
 def test_children_are_gone_when_the_supervisor_was_killed(tmp_path: Path) -> None:

@@ -53,6 +53,14 @@ def is_alive(directory: Path) -> bool:
     return True
 
 
+def holder_pid(directory: Path) -> int:
+    """Return the process that holds a run directory or held it last, 0 when none is known."""
+    try:
+        return int((directory / _LOCK).read_text()[:32])
+    except (OSError, ValueError):
+        return 0
+
+
 class RunDir:
     """A run directory that this process owns, from `open` to `close`.
 

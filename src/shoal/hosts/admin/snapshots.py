@@ -18,12 +18,13 @@ class EndpointPicture(msgspec.Struct, frozen=True, kw_only=True):
     inflight_*, *_total: own books, counted at dispatch.  waiting, running, kv_usage_ratio: scraped, None unknown.
     ttft_s_avg: mean over the requests served.  reports_cached_tokens: None until an answer told.
     prefill_tokens_per_s: learned speed of uncached prompt tokens.  is_trial: still tried out with bounded traffic.
-    states: state -> number of workers, only when they do not agree.
+    states: state -> number of workers, only when they do not agree.  reason: why it is not ready, "" when it is.
     """
 
     id: str
     address: str = ""
     state: str = ""
+    reason: str = ""
     models: list[str] = []
     inflight_requests: int | float = 0
     inflight_uncached_tokens: int | float = 0

@@ -18,6 +18,8 @@ _CONNECTION_BUFFER = 1024 * 1024
 
 def listeners(settings: EnvoySettings) -> list[Document]:
     """Return the LDS resources."""
+    if not settings.is_open:
+        return []
     chain: Document = {"filters": [_connection_manager(settings)]}
     if settings.tls is not None:
         chain["transport_socket"] = _tls(settings)

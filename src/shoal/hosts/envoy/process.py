@@ -29,6 +29,7 @@ _LOOK_S = 1.0
 HANG_S = 30.0
 """An Envoy whose admin socket does not answer for this long is killed, and so started again."""
 
+_LISTENERS = "listener_manager.total_listeners_active"
 _ACTIVE = "http.public.downstream_rq_active"
 
 
@@ -107,6 +108,15 @@ class EnvoyProcess:
         """
         write_config(settings)
         self.settings = settings
+
+    async def listening(self, *, timeout_s: float = 10.0) -> None:
+        """Return when the public port is open, after `apply` of settings that open it.  Raises EnvoyFailed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self.admin.gauge(_LISTENERS):
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise EnvoyFailed(f"Envoy does not open port {self.settings.port}: {self._said()}") from None
 
     async def drain(self, *, timeout_s: float) -> int:
         """Stop accepting, wait for requests in flight; returns how many were left after `timeout_s`."""

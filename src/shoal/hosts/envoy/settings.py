@@ -123,6 +123,7 @@ class EnvoySettings(msgspec.Struct, frozen=True, kw_only=True):
     shows_endpoint: whether answers say in `x-shoal-endpoint` which engine served.
     forward_authorization: whether the client's own `authorization` reaches an engine that has no key configured.
     are_all_paths_public: whether clients reach the paths of engines that are for operators; see `denied`.
+    is_open: whether clients may connect; a pool opens its port when pickers can answer.
     """
 
     run_dir: str
@@ -142,6 +143,7 @@ class EnvoySettings(msgspec.Struct, frozen=True, kw_only=True):
     shows_endpoint: bool = True
     forward_authorization: bool = False
     are_all_paths_public: bool = False
+    is_open: bool = True
 
     @property
     def admin_socket(self) -> str:

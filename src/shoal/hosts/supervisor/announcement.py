@@ -15,7 +15,7 @@ def what_is_open(parts: Parts) -> list[tuple[str, dict[str, object]]]:
             {
                 "address": f"{parts.ground.host}:{parts.ground.port}",
                 "auth": f"keys of {pool.auth.keys_file}" if pool.auth.keys_file else "off",
-                "tls": "on" if parts.plane.process.settings.tls is not None else "off",
+                "tls": "on" if parts.plane.is_tls else "off",
             },
         )
     ]

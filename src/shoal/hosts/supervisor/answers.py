@@ -20,6 +20,7 @@ from shoal.hosts.admin import (
 )
 from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
 from shoal.hosts.supervisor.merging import Family, WorkerCounts, merge, text
+from shoal.hosts.supervisor.waiting import Waiting, with_waiting
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class PoolAnswers:
     """Merges what the workers in `seats()` say.
 
     about: what the pool says of itself (url, pid, readiness, warnings); its sums are filled in here.
-    families: the pool's own metrics, beside those of the workers.
+    families: the pool's own metrics, beside those of the workers.  waiting: endpoints that are not ready, with reasons.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class PoolAnswers:
         seats: Callable[[], Sequence[Seat]],
         about: Callable[[], PoolPicture],
         families: Callable[[], list[Family]] = list,
+        waiting: Callable[[], Sequence[Waiting]] = tuple,
     ) -> None:
         self._seats = seats
         self._about = about
         self._families = families
+        self._waiting = waiting
         self._counts = WorkerCounts()
         self._last: dict[str, Snapshot] = {}
         self._left = Snapshot()
@@ -78,7 +81,7 @@ class PoolAnswers:
         return msgspec.structs.replace(
             about,
             workers=[_worker(seat, answer) for seat, answer in zip(seats, answers, strict=True)],
-            endpoints=add_left_behind(merge_endpoints(heard), left),
+            endpoints=with_waiting(add_left_behind(merge_endpoints(heard), left), self._waiting()),
             requests_total=left.requests_total + sum(answer.requests_total for answer in heard),
             inflight=sum(answer.inflight for answer in heard),
             errors_total=left.errors_total + sum(answer.errors_total for answer in heard),

@@ -7,6 +7,7 @@ settings.  Files and process are `hosts.envoy`.
 import asyncio
 import hashlib
 import re
+import socket
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from time import monotonic
@@ -19,12 +20,14 @@ from shoal.hosts.envoy import (
     EndpointAddress,
     EnvoyProcess,
     EnvoySettings,
+    FailureMode,
     Picker,
     loaded,
     write_certificates,
     write_endpoints,
 )
 from shoal.hosts.fleet import Target
+from shoal.hosts.supervisor.ports import hold_port
 from shoal.hosts.supervisor.workers import service_socket
 from shoal.kernel import ConfigError
 from shoal.pool import Endpoint
@@ -63,19 +66,34 @@ class DataPlane:
         self._targets = targets
         self._base = base
         self._groups: dict[str, BackendTls] = {}
+        self._is_open = False
+        self._port: socket.socket | None = None
         self._log = logs.get("envoy")
         self._window_at = 0.0
         self._lines = self._left_out = 0
         self.process = EnvoyProcess(self._settings(), log=self._say)
 
+    @property
+    def is_tls(self) -> bool:
+        """Whether clients speak TLS."""
+        return self._base.tls is not None
+
     async def start(self) -> None:
-        """Start with an empty fleet: what an earlier pool left in the files is nobody's any more."""
+        """Start with an empty fleet and a closed door: what an earlier pool left in the files is nobody's any more."""
         write_endpoints(self._base.run_dir, ())
         await self.process.start()
+        # Nobody may take the port before Envoy opens it, nor while a crashed one is being started again.
+        self._port = hold_port(self._base.host, self._base.port)
+
+    async def open(self) -> None:
+        """Let clients in, and return when they can connect.  Raises EnvoyFailed when Envoy does not open the port."""
+        self._is_open = True
+        self.process.apply(self._settings())
+        await self.process.listening()
 
     async def is_live(self) -> bool:
-        """Whether Envoy serves."""
-        return await self.process.admin.is_live()
+        """Whether Envoy serves clients."""
+        return self._is_open and await self.process.admin.is_live()
 
     def configure(self, base: EnvoySettings) -> None:
         """Hand over changed settings, without a restart.  Raises ConfigError when they cannot be used."""
@@ -129,6 +147,14 @@ class DataPlane:
         """Return the counters that should stay 0: requests past the picker, and connections over the limit."""
         return await self.process.admin.gauges(_WATCHED)
 
+    def meaning(self, counter: str) -> str:
+        """Say what it means that a watched counter is not 0."""
+        if counter.endswith("overflow"):
+            return "Envoy met a limit of connections or requests"
+        if self._base.failure_mode is FailureMode.CLOSED:
+            return "a picker was gone when requests needed one, and new ones got 503"
+        return "a picker was gone when requests needed one, and Envoy placed new ones by itself"
+
     async def drain(self, timeout_s: float) -> int:
         """Accept no more, wait for requests in flight; returns how many were left."""
         return await self.process.drain(timeout_s=timeout_s)
@@ -136,10 +162,18 @@ class DataPlane:
     async def stop(self) -> None:
         """End it now."""
         await self.process.stop()
+        if self._port is not None:
+            self._port.close()
+            self._port = None
 
     def _settings(self) -> EnvoySettings:
         groups = tuple(self._groups[name] for name in sorted(self._groups))
-        return msgspec.structs.replace(self._base, pickers=self._pickers, backend_tls=groups or self._base.backend_tls)
+        return msgspec.structs.replace(
+            self._base,
+            pickers=self._pickers,
+            backend_tls=groups or self._base.backend_tls,
+            is_open=self._is_open,
+        )
 
     def _say(self, line: str) -> None:
         """Pass on a line of Envoy's log, without its own stamp; a flood of lines is cut and counted."""

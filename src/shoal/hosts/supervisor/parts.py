@@ -44,7 +44,7 @@ class Parts(NamedTuple):
         """The public endpoint, as a client on this machine would write it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.ground.host, self.ground.host)
         host = f"[{host}]" if ":" in host else host
-        scheme = "https" if self.plane.process.settings.tls is not None else "http"
+        scheme = "https" if self.plane.is_tls else "http"
         return f"{scheme}://{host}:{self.ground.port}"
 
 

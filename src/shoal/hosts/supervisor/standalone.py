@@ -36,15 +36,15 @@ from shoal.hosts.supervisor.ports import check_port
 from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.server import AdminServer
 from shoal.hosts.supervisor.settings import needs_new_workers, targets_of
+from shoal.hosts.supervisor.waiting import call_roll
 from shoal.kernel import ConfigError
-from shoal.pool import EndpointState
 from shoal.routing import Configured, Event
 from shoal.routing.config import RouterConfig
 
 NOTHING_TO_PICK = "nothing to pick from; name engines with --backend URL, --endpoints FILE or in --config-file"
 
 _WORKER_SOCKET = "w0.sock"
-_REPORT_S = 5.0
+_FIRST_REPORT_S, _REPORT_S = 1.0, 5.0
 _LOOK_S = 0.1
 
 _log = logs.get("picker")
@@ -125,7 +125,7 @@ class StandalonePicker(Worker):
         self._refused = self._stuck = ""
         self._keeper = FleetKeeper(sources, self._take, busy=self._is_busy, seed=options.seed)
         self._link = WorkerLink(run_dir / _WORKER_SOCKET)
-        self._answers = PoolAnswers(self._seats, self._about)
+        self._answers = PoolAnswers(self._seats, self._about, waiting=lambda: call_roll(self._keeper).waiting)
         self._admin = AdminServer(self._answers, self, FleetOrders(self._keeper))
 
     async def run(self) -> None:
@@ -134,7 +134,7 @@ class StandalonePicker(Worker):
         limits = self._configuration.config.pool.limits
         server, self._health = serve(
             self.picker,
-            [f"{_bracketed(options.host)}:{options.grpc_port}"],
+            [self._address],
             max_body_bytes=limits.max_body_bytes,
             credentials=self._credentials,
         )
@@ -146,6 +146,7 @@ class StandalonePicker(Worker):
             await server.start()
             if health_server is not None:
                 await health_server.start()
+            self._say_what_is_open()
             await self._keeper.start()
             tasks = self._watchers()
             await self._stopped.wait()
@@ -196,12 +197,8 @@ class StandalonePicker(Worker):
 
     def why_not_ready(self) -> str:
         """Return "" when a request would be placed now, else what is missing."""
-        reports = self._keeper.reports()
-        if any(report.state is EndpointState.READY for report in reports):
-            return ""
-        waiting = [f"{report.url}: {report.reason or report.state}" for report in reports]
-        waiting += [f"{url}: {reason}" for url, reason in self._keeper.unresolved().items()]
-        return "no endpoint is ready: " + ("; ".join(waiting[:5]) or "none is named")
+        roll = call_roll(self._keeper)
+        return "" if roll.ready else roll.reasons
 
     # ------------------------------------------------------------------ inside
 
@@ -217,17 +214,30 @@ class StandalonePicker(Worker):
         return [Seat(picker="0", incarnation="0.1", link=self._link, pid=os.getpid(), state="serving")]
 
     def _about(self) -> PoolPicture:
-        options = self._picker_options
-        warnings = [each for each in (self.why_not_ready(), self._refused, self._stuck) if each]
+        roll = call_roll(self._keeper)
+        warnings = [each for each in ("" if roll.ready else roll.summary, self._refused, self._stuck) if each]
         return PoolPicture(
-            url=f"grpc://{_bracketed(options.host)}:{options.grpc_port}",
+            url=f"grpc://{self._address}",
             pid=os.getpid(),
             version=__version__,
             at_s=monotonic() - self._started_at,
             run_dir=str(self._run_dir),
-            is_ready=not self.why_not_ready(),
+            is_ready=roll.ready > 0,
             warnings=warnings,
         )
+
+    @property
+    def _address(self) -> str:
+        return f"{_bracketed(self._picker_options.host)}:{self._picker_options.grpc_port}"
+
+    def _say_what_is_open(self) -> None:
+        options = self._picker_options
+        _log.info("open to the gateway", address=self._address, tls="on" if self._credentials else "off")
+        if options.metrics_port:
+            _log.info(
+                "open to scrapers", metrics=f"http://{_bracketed(options.metrics_host)}:{options.metrics_port}/metrics"
+            )
+        _log.info("open to this user", admin=self._run_dir)
 
     async def _open_admin(self, pages: web.AppRunner) -> None:
         options = self._picker_options
@@ -275,16 +285,16 @@ class StandalonePicker(Worker):
         """Serve as soon as there is something to pick; say why not until then."""
         loop = asyncio.get_running_loop()
         is_told = False
-        report_at = loop.time() + _REPORT_S
+        report_at = loop.time() + _FIRST_REPORT_S
         while True:
-            why_not = self.why_not_ready()
-            if not why_not and not is_told:
+            roll = call_roll(self._keeper)
+            if roll.ready and not is_told:
                 is_told = True
                 await set_serving(self._health, True)
-                options = self._picker_options
-                print(f"shoal picker is ready: {_bracketed(options.host)}:{options.grpc_port}", flush=True)
-            elif why_not and loop.time() >= report_at:
-                _log.info("no endpoint to pick", why=why_not)
+                share = f" ({roll.share})" if roll.waiting else ""
+                print(f"shoal picker is ready: {self._address}{share}", flush=True)
+            elif not roll.ready and loop.time() >= report_at:
+                _log.info("waiting for an endpoint to pick", why=roll.reasons)
                 report_at = loop.time() + _REPORT_S
             await asyncio.sleep(_LOOK_S)
 

@@ -26,7 +26,7 @@ from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.server import AdminServer
 from shoal.hosts.supervisor.settings import drain_s_of, ground_of
 from shoal.hosts.supervisor.vitals import Vitals, standing_warnings
-from shoal.kernel import ConfigError
+from shoal.kernel import ConfigError, ShoalError
 
 METRICS_HOST = "127.0.0.1"
 """Metrics name models and tenants: they are for this machine, never for the network."""
@@ -72,16 +72,22 @@ class RunningPool:
         self._parts = parts
         self._vitals = Vitals(parts)
         self._operations = PoolOperations(parts, self._vitals)
-        self._answers = PoolAnswers(parts.workers.seats, self._vitals.about, self._vitals.families)
+        self._answers = PoolAnswers(
+            parts.workers.seats, self._vitals.about, self._vitals.families, lambda: self._vitals.roll().waiting
+        )
         self._admin = AdminServer(self._answers, self._operations, FleetOrders(parts.keeper))
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._failure: ShoalError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         parts.workers.on_lost(self._answers.lost)
         parts.pulse.on_reading(self._answers.saw)
 
     async def run(self) -> None:
-        """Start everything, wait for a signal, drain; nothing is left behind however it ends."""
+        """Start everything, wait for a signal, drain; nothing is left behind however it ends.
+
+        Raises ShoalError when the pool cannot be started or its port cannot be opened.
+        """
         self._listen_to_signals()
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         starting = asyncio.create_task(self._start(), name="start")
@@ -98,6 +104,8 @@ class RunningPool:
                 task.cancel()
             await asyncio.gather(stopping, starting, return_exceptions=True)
             await self._end()
+        if self._failure is not None:
+            raise self._failure
 
     async def _start(self) -> None:
         parts = self._parts
@@ -117,17 +125,37 @@ class RunningPool:
         self._spawn(self._keep_counts(), "counts")
         self._spawn(parts.plane.follow_certificates(), "certificates")
         self._spawn(self._follow_configuration(), "configuration")
-        self._spawn(self._tell_when_ready(), "ready")
+        self._spawn(self._let_clients_in(), "ready")
 
-    async def _tell_when_ready(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _let_clients_in(self) -> None:
+        """Open the port once every worker serves, say when the first endpoint is ready, and count until all are."""
+        loop, workers = asyncio.get_running_loop(), self._parts.workers
         report_at = loop.time() + _REPORT_S
-        while why_not := self._vitals.why_not_ready():
+        while workers.in_service < len(workers.pickers):
             if loop.time() >= report_at:
-                _log.info("not ready yet", why=why_not)
+                _log.info("not ready yet", workers=f"{workers.in_service} of {len(workers.pickers)} in service")
+                report_at = loop.time() + _REPORT_S
+                if workers.in_service:  # better a part of them than nobody
+                    break
+            await asyncio.sleep(_LOOK_S)
+        try:
+            await self._parts.plane.open()
+        except ShoalError as error:
+            self._failure = error
+            self._stop.set()
+            return
+        while self._vitals.why_not_ready():
+            if loop.time() >= report_at:
+                _log.info("not ready yet", endpoints=self._vitals.roll().share)
                 report_at = loop.time() + _REPORT_S
             await asyncio.sleep(_LOOK_S)
-        print(f"shoal is ready: {self._parts.url}", flush=True)
+        roll = self._vitals.roll()
+        print(f"shoal is ready: {self._parts.url}" + (f" ({roll.share})" if roll.waiting else ""), flush=True)
+        while roll.waiting:
+            await asyncio.sleep(_LOOK_S)
+            before, roll = roll, self._vitals.roll()
+            if roll.share != before.share:
+                _log.info("endpoints ready", share=roll.share)
 
     async def _keep_counts(self) -> None:
         while True:

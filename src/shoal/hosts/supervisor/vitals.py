@@ -12,6 +12,7 @@ from shoal.hosts import logs
 from shoal.hosts.admin import PoolPicture
 from shoal.hosts.supervisor.merging import Family
 from shoal.hosts.supervisor.parts import Parts
+from shoal.hosts.supervisor.waiting import Roll, call_roll
 
 _LOOK_S = 1.0
 
@@ -22,52 +23,53 @@ class Vitals:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._started_at = monotonic()
-        self._is_envoy_live = False
-        self._passed: dict[str, int] = {}
+        self._is_plane_live = False
+        self._watched: dict[str, int] = {}
         self._log = logs.get("supervisor")
         self.reloads = {"accepted": 0, "refused": 0}
         self.config_error = ""
 
     async def run(self) -> None:
-        """Look at Envoy until cancelled."""
+        """Look at the data plane until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(_LOOK_S if self._is_envoy_live else _LOOK_S / 10)
+            await asyncio.sleep(_LOOK_S if self._is_plane_live else _LOOK_S / 10)
 
     async def look(self) -> None:
         """Look once."""
         plane = self._parts.plane
-        self._is_envoy_live = await plane.is_live()
-        if not self._is_envoy_live:
+        self._is_plane_live = await plane.is_live()
+        if not self._is_plane_live:
             return
-        passed = await plane.watched()
-        for name, count in passed.items():
-            if count > self._passed.get(name, 0):
-                self._log.warning("requests went past the pickers or over a limit", counter=name, total=count)
-        self._passed = passed
+        watched = await plane.watched()
+        for name, count in watched.items():
+            if count > self._watched.get(name, 0):
+                self._log.warning(plane.meaning(name), counter=name, total=count)
+        self._watched = watched
+
+    def roll(self) -> Roll:
+        """Return which endpoints are ready, and which are waited for."""
+        parts = self._parts
+        return call_roll(parts.keeper, parts.engines.unannounced(), parts.gate.ready)
 
     def why_not_ready(self) -> str:
         """Return "" when a request would be routed now, else what is missing."""
-        parts = self._parts
-        if not self._is_envoy_live:
-            return "Envoy does not serve yet"
-        if not parts.workers.is_in_service():
+        return self._why_not_serving() or ("" if self._parts.gate.ready else self.roll().reasons)
+
+    def _why_not_serving(self) -> str:
+        if not self._parts.workers.in_service:
             return "no picker worker is in service"
-        if parts.gate.ready:
-            return ""
-        waiting = [f"{report.url}: {report.reason or report.state}" for report in parts.keeper.reports()]
-        waiting += [f"{url}: {reason}" for url, reason in parts.keeper.unresolved().items()]
-        waiting += [f"{name}: starting" for name in parts.engines.unannounced()]
-        return "no endpoint is ready: " + ("; ".join(waiting[:5]) or "none is named")
+        return "" if self._is_plane_live else "Envoy does not serve yet"
 
     def warnings(self) -> list[str]:
         """Return what an operator should look at now."""
         found = list(standing_warnings(self._parts))
         if self.config_error:
             found.append(self.config_error)
-        if why_not := self.why_not_ready():
+        if why_not := self._why_not_serving() or ("" if self._parts.gate.ready else self.roll().summary):
             found.append(why_not)
-        found += [f"Envoy counts {count} of {name}" for name, count in self._passed.items() if count]
+        meaning = self._parts.plane.meaning
+        found += [f"{meaning(name)}: {count} so far ({name})" for name, count in self._watched.items() if count]
         return found
 
     def about(self) -> PoolPicture:
@@ -88,7 +90,7 @@ class Vitals:
         children = [*parts_children(self._parts)]
         return [
             _gauge("shoal_ready", "Whether a request would be routed now.", [({}, float(not self.why_not_ready()))]),
-            _gauge("shoal_envoy_live", "Whether Envoy serves.", [({}, float(self._is_envoy_live))]),
+            _gauge("shoal_envoy_live", "Whether Envoy serves.", [({}, float(self._is_plane_live))]),
             Family(
                 name="shoal_child_restarts",
                 help="Restarts of a child process after it ended unasked.",
@@ -105,7 +107,7 @@ class Vitals:
                 name="shoal_envoy_watched",
                 help="Counters of Envoy that stay 0 while all is well.",
                 type="counter",
-                samples=[("_total", {"name": name}, float(count)) for name, count in self._passed.items()],
+                samples=[("_total", {"name": name}, float(count)) for name, count in self._watched.items()],
             ),
         ]
 

@@ -244,9 +244,10 @@ class Workers:
         for wait in late:
             wait.cancel()
 
-    def is_in_service(self) -> bool:
-        """Whether a slot is served now."""
-        return any(process.ready.is_set() for process in self._serving.values())
+    @property
+    def in_service(self) -> int:
+        """How many slots are served now."""
+        return sum(process.ready.is_set() for process in self._serving.values())
 
     async def upgrade(self, drain_timeout_s: float) -> Upgrade:
         """Replace the process of each slot by a new one, one slot after the other.
