@@ -218,9 +218,16 @@ def test_keys_that_a_reload_asks_for_are_asked_for(pool: Pool) -> None:
     before = config.read_text()
     extra = f"---\napiVersion: shoal.dev/v1alpha1\nkind: Pool\nauth: {{keys_file: {keys}}}\nlisten: {{host: 0.0.0.0}}\n"
     config.write_text(before + extra)
-    until(lambda: pool.chat().status_code == 401, why=pool.said)
+    until(lambda: all(pool.chat().status_code == 401 for _ in range(8)), why=pool.said)
     until(lambda: "take effect at the next start" in pool.said())
     assert "settings=listen.host" in pool.said()
+    for file in (keys, config):
+        content = file.read_text()
+        file.unlink()
+        until(lambda name=str(file): any(f"{name} is gone" in each for each in pool.client.picture().warnings))  # type: ignore[misc]
+        assert pool.chat().status_code == 401
+        file.write_text(content)
+        until(lambda: not any("is gone" in each for each in pool.client.picture().warnings))
     config.write_text(before)
     until(lambda: all(pool.chat().status_code == 200 for _ in range(4)), why=pool.said)
 

@@ -29,6 +29,7 @@ from shoal.hosts.fleet import FleetKeeper, Source
 from shoal.hosts.supervisor.answers import PoolAnswers, Seat
 from shoal.hosts.supervisor.configuration import Configuration
 from shoal.hosts.supervisor.configured import ConfiguredBackends
+from shoal.hosts.supervisor.inputs import Inputs, inputs_of
 from shoal.hosts.supervisor.link import WorkerLink
 from shoal.hosts.supervisor.named import named_sources
 from shoal.hosts.supervisor.orders import FleetOrders
@@ -123,6 +124,7 @@ class StandalonePicker(Worker):
         self._run_dir = run_dir
         self._started_at = monotonic()
         self._refused = self._stuck = ""
+        self._inputs = Inputs(lambda: inputs_of(options.config, options.backends_file, configuration.config))
         self._keeper = FleetKeeper(sources, self._take, busy=self._is_busy, seed=options.seed)
         self._link = WorkerLink(run_dir / _WORKER_SOCKET)
         self._answers = PoolAnswers(self._seats, self._about, waiting=lambda: call_roll(self._keeper).waiting)
@@ -216,6 +218,7 @@ class StandalonePicker(Worker):
     def _about(self) -> PoolPicture:
         roll = call_roll(self._keeper)
         warnings = [each for each in ("" if roll.ready else roll.summary, self._refused, self._stuck) if each]
+        warnings += self._inputs.warnings
         return PoolPicture(
             url=f"grpc://{self._address}",
             pid=os.getpid(),
@@ -268,7 +271,7 @@ class StandalonePicker(Worker):
             task.add_done_callback(reloads.discard)
 
         loop.add_signal_handler(signal.SIGHUP, reload_soon)
-        work = [self._follow_configuration(), self._follow_readiness()]
+        work = [self._follow_configuration(), self._follow_readiness(), self._inputs.run()]
         if self._keys is not None:
             work.append(self._keys.watch())
         return [asyncio.create_task(each) for each in work]

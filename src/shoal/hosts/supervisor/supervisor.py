@@ -122,6 +122,7 @@ class RunningPool:
         await parts.keeper.start()
         self._spawn(parts.pulse.run(), "pulse")
         self._spawn(self._vitals.run(), "vitals")
+        self._spawn(self._vitals.inputs.run(), "inputs")
         self._spawn(self._keep_counts(), "counts")
         self._spawn(parts.plane.follow_certificates(), "certificates")
         self._spawn(self._follow_configuration(), "configuration")

@@ -10,6 +10,7 @@ from time import monotonic
 from shoal import __version__
 from shoal.hosts import logs
 from shoal.hosts.admin import PoolPicture
+from shoal.hosts.supervisor.inputs import Inputs, inputs_of
 from shoal.hosts.supervisor.merging import Family
 from shoal.hosts.supervisor.parts import Parts
 from shoal.hosts.supervisor.waiting import Roll, call_roll
@@ -28,6 +29,8 @@ class Vitals:
         self._log = logs.get("supervisor")
         self.reloads = {"accepted": 0, "refused": 0}
         self.config_error = ""
+        options = parts.options
+        self.inputs = Inputs(lambda: inputs_of(options.config, options.backends_file, parts.configuration.config))
 
     async def run(self) -> None:
         """Look at the data plane until cancelled."""
@@ -66,6 +69,7 @@ class Vitals:
         found = list(standing_warnings(self._parts))
         if self.config_error:
             found.append(self.config_error)
+        found += self.inputs.warnings
         if why_not := self._why_not_serving() or ("" if self._parts.gate.ready else self.roll().summary):
             found.append(why_not)
         meaning = self._parts.plane.meaning
