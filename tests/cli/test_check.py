@@ -30,6 +30,25 @@ def test_a_bad_file_is_one_line_with_its_place_and_status_2(tmp_path: Path, caps
     assert printed.err.count("\n") == 1
 
 
+def test_every_error_of_a_file_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(f"{BAD}  wieght: 2\n---\napiVersion: shoal.dev/v1alpha1\nkind: Pool\nusage: nothing\n")
+    assert main(["check", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[2] for line in lines] == ["4", "5", "9"]
+    assert main(["check", "--json", str(path)]) == 2
+    assert [error["line"] for error in json.loads(capsys.readouterr().out)["errors"]] == [4, 5, 9]
+
+
+def test_an_empty_file_is_said_to_mean_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text("# nothing yet\n")
+    assert main(["check", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"warning: {path}: holds no document, so everything is as it is by default\n"
+    assert yaml.safe_load_all(printed.out)
+
+
 def test_json_is_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text(BAD)

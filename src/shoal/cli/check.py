@@ -10,10 +10,12 @@ import yaml
 from shoal.hosts.supervisor.preflight import preflight
 from shoal.kernel import ConfigError
 from shoal.routing.config import effective, load
+from shoal.routing.documents import compose
+from shoal.routing.faults import faults
 
 EXAMPLES = """\
 examples:
-  shoal check pool.yaml            # the effective configuration, or the first error with its line
+  shoal check pool.yaml            # the effective configuration, or every error with its line
   shoal check pool.yaml --json     # the same for machines
   shoal check - < pool.yaml        # from standard input
 """
@@ -27,7 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "check",
         help="validate a configuration and print it with its defaults",
         description="Validate a configuration file and print the effective one, defaults included.  Exit status 2 and "
-        "one line with file, line and path when it is wrong; warnings go to standard error.",
+        "one line per error, with file, line and path, when it is wrong; warnings go to standard error.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -40,23 +42,37 @@ def run(arguments: argparse.Namespace) -> int:
     """Check one file; 0 when it is good, 2 when it is not."""
     try:
         text, source = _text(arguments.file)
-        config = load(text, source)
-        preflight(config.pool)
+        errors = faults(text, source)
+        if not errors:
+            config = load(text, source)
+            preflight(config.pool)
     except ConfigError as error:
-        if arguments.json:
-            place = {"source": error.source, "line": error.line, "path": error.path, "message": error.message}
-            _print_json({"ok": False, "errors": [place]})
-        else:
-            print(f"shoal: {error}", file=sys.stderr)
-        return _BAD
+        errors = [error]
+    if errors:
+        return _refuse(errors, arguments.json)
+    warnings = list(config.warnings)
+    if not compose(text, source):
+        warnings.append(f"{source}: holds no document, so everything is as it is by default")
     if arguments.json:
         documents = list(yaml.safe_load_all(effective(config)))
-        _print_json({"ok": True, "warnings": list(config.warnings), "documents": documents})
+        _print_json({"ok": True, "warnings": warnings, "documents": documents})
         return 0
-    for warning in config.warnings:
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.write(effective(config))
     return 0
+
+
+def _refuse(errors: list[ConfigError], as_json: bool) -> int:
+    if as_json:
+        places = [
+            {"source": each.source, "line": each.line, "path": each.path, "message": each.message} for each in errors
+        ]
+        _print_json({"ok": False, "errors": places})
+    else:
+        for error in errors:
+            print(f"shoal: {error}", file=sys.stderr)
+    return _BAD
 
 
 def _text(file: str) -> tuple[str, str]:

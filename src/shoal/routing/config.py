@@ -5,7 +5,7 @@ the effective configuration.  How a value is read is `documents`; which fields e
 Reads no file: a host gives the text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -126,8 +126,13 @@ def load(text: str, source: str, registry: Registry | None = None) -> RouterConf
     source: file name for errors.  registry: the plugins that a file may name; all that are installed by default.
     Raises ConfigError with path and line for the first thing that is wrong.
     """
+    return read(compose(text, source), source, registry)
+
+
+def read(roots: Sequence[yaml.MappingNode], source: str, registry: Registry | None = None) -> RouterConfig:
+    """Read the documents of a configuration, as `load` does its text."""
     documents = _Documents(source)
-    for root in compose(text, source):
+    for root in roots:
         documents.take(root)
     blank = PickerDocument(api_version=_PICKER_VERSIONS[0], kind="EndpointPickerConfig")
     picker, reader = documents.picker or (blank, Reader(source))
