@@ -1,197 +1,49 @@
-"""One picker worker as a process: a router, its gRPC server, its admin pages, its journal.
-
-Owns start-up and shutdown of the process.  Its parent feeds it the fleet over the admin socket; when the parent dies
-it stops.
-"""
+"""The worker behind an Envoy: the router of `hosts.worker`, asked over gRPC on a unix socket."""
 
 import argparse
-import asyncio
-import contextlib
-import ctypes
-import gc
-import logging
 import os
-import secrets
-import signal
 import sys
 from pathlib import Path
 
-import uvloop
-from aiohttp import web
-
-from shoal.hosts.driver import Driver
-from shoal.hosts.extproc.admin import WorkerAdmin
 from shoal.hosts.extproc.lean import LeanServer
-from shoal.hosts.journal import JournalWriter
-from shoal.hosts.keys import KeyRing
-from shoal.hosts.picker import Picker
-from shoal.hosts.tracing import Tracer
-from shoal.kernel import Chance, ShoalError
-from shoal.measures import Fold
-from shoal.prefix import BLOCK_TOKENS, MAX_BLOCKS, BlockHasher
-from shoal.routing import Account, Configured, Event, Router
-from shoal.routing.config import RouterConfig, load
-from shoal.routing.journal import Opening
-from shoal.scheduling.producers import ApproxPrefixCacheProducer
+from shoal.hosts.worker import Worker as AnyWorker
+from shoal.hosts.worker import run_worker, warm_up, worker_parser
 
-log = logging.getLogger("shoal.worker")
+__all__ = ["Worker", "main", "parser", "warm_up"]
 
-PARENT_CHECK_S = 1.0
 # A replaced worker outlives its successor's start by at most the longest stream; the supervisor ends it earlier.
 MAX_STREAM_S = 24 * 3600.0
-# mallopt(3): M_MMAP_THRESHOLD (larger buffers go back to the kernel at once), M_TRIM_THRESHOLD (freed memory that stays
-# with the process), M_TOP_PAD.
-MALLOC_OPTIONS = ((-3, 8 << 20), (-1, 64 << 20), (-2, 1 << 20))
 
 
-class Worker:
+class Worker(AnyWorker):
     """Everything one worker process holds."""
 
-    def __init__(self, options: argparse.Namespace, config: RouterConfig, config_text: str) -> None:
-        self._options = options
-        self._config = config
-        run = secrets.token_hex(4)
-        shares_pool = options.workers > 1
-        router = Router(config, Chance(options.seed), shares_pool=shares_pool)
-        journal = self._journal(config_text, shares_pool, run)
-        self._tracer = Tracer.from_settings(config.pool.tracing)
-        self.driver = Driver(router, Fold(), journal, self._on_account)
-        self._keys = KeyRing(Path(config.pool.auth.keys_file)) if config.pool.auth.keys_file else None
-        hasher = BlockHasher(int(options.hash_key, 16), _max_blocks(config))
-        check_key = self._keys.check if self._keys else None
-        self.picker = Picker(self.driver, config, hasher, options.picker_id, run, check_key)
-        self._stopped = asyncio.Event()
+    async def _open(self) -> None:
+        path = self._options.socket
+        Path(path).unlink(missing_ok=True)
+        self._server = LeanServer(self.picker, path)
+        await self._server.start()
+        os.chmod(path, 0o600)
+        self._server.set_serving(True)
 
-    def _journal(self, config_text: str, shares_pool: bool, run: str) -> JournalWriter | None:
-        settings = self._config.pool.journal
-        if not settings.path:
-            return None
-        opening = Opening(self._options.seed, config_text, shares_pool, 0, run)
-        stem = f"picker-{self._options.picker_id}-{run}"
-        return JournalWriter(Path(settings.path), stem, opening, max_bytes=settings.max_bytes, max_files=settings.files)
+    async def _close(self) -> None:
+        self._server.set_serving(False)
+        await self._server.stop(grace=1.0)
 
-    def _on_account(self, account: Account) -> None:
-        self._tracer.account(account)
-        outcome = account.outcome
-        if outcome.is_upstream_failure or outcome.is_cut:
-            log.warning(
-                "request %s failed: endpoint=%s status=%d attempts=%d cut=%s flags=%s",
-                account.client_id or account.request_id,
-                account.endpoint_id,
-                outcome.status,
-                outcome.attempts,
-                outcome.is_cut,
-                outcome.flags,
-            )
-
-    def _on_event(self, event: Event) -> None:
-        if isinstance(event, Configured):
-            self._config = load(event.text, "reload")
-            self.picker.configure(self._config)
-
-    async def run(self) -> None:
-        """Serve until stopped: SIGTERM, a finished drain, or the parent's death."""
-        options = self._options
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopped.set)
-        for path in (options.socket, options.admin):
-            Path(path).unlink(missing_ok=True)
-        server = LeanServer(self.picker, options.socket)
-        admin = web.AppRunner(WorkerAdmin(self.picker, self._drain, self._on_event).app(), access_log=None)
-        await admin.setup()
-        await web.UnixSite(admin, options.admin).start()
-        os.chmod(options.admin, 0o600)
-        await server.start()
-        os.chmod(options.socket, 0o600)
-        server.set_serving(True)
-        self._server = server
-        watches = [asyncio.create_task(self._watch_parent(os.getppid()))]
-        if self._keys is not None:
-            watches.append(asyncio.create_task(self._keys.watch()))
-        try:
-            await self._stopped.wait()
-        finally:
-            for watch in watches:
-                watch.cancel()
-            server.set_serving(False)
-            await server.stop(grace=1.0)
-            await admin.cleanup()
-            self.driver.close()
-            self._tracer.close()
-
-    async def _watch_parent(self, parent: int) -> None:
-        while os.getppid() == parent:
-            await asyncio.sleep(PARENT_CHECK_S)
-        log.warning("the supervisor is gone; stopping")
-        self._stopped.set()
-
-    async def _drain(self) -> None:
-        """Send new requests to whoever serves our socket now; end when those under way have ended."""
-        self.picker.draining.set()
-        self._drain_task = asyncio.create_task(self._end_when_idle())
-
-    async def _end_when_idle(self) -> None:
+    async def _finish(self) -> None:
         await self._server.stop(grace=MAX_STREAM_S)
-        self._stopped.set()
-
-
-def _max_blocks(config: RouterConfig) -> int:
-    """Blocks to hash of one prompt: as much as a configured prefix producer looks up, else all that may be hashed."""
-    is_configured = any(isinstance(plugin.plugin, ApproxPrefixCacheProducer) for plugin in config.plugins)
-    tokens = config.prefix.max_prefix_tokens_to_match if is_configured else 0
-    return min(MAX_BLOCKS, -(-tokens // BLOCK_TOKENS)) if tokens else MAX_BLOCKS
 
 
 def parser() -> argparse.ArgumentParser:
     """The worker's own flags; people use `shoal up` or `shoal picker`."""
-    flags = argparse.ArgumentParser(prog="python -m shoal.hosts.extproc", description=__doc__)
+    flags = worker_parser("python -m shoal.hosts.extproc", __doc__)
     flags.add_argument("--socket", required=True, help="unix socket for Envoy (ext_proc and access log)")
-    flags.add_argument("--admin", required=True, help="unix socket for the admin pages")
-    flags.add_argument("--picker-id", default="0")
-    flags.add_argument("--workers", type=int, default=1, help="workers that share the pool")
-    flags.add_argument("--config", default="", help="configuration file; none means the default profile")
-    flags.add_argument("--seed", type=int, default=0)
-    # The environment of a process is its user's alone, its arguments are everybody's.
-    key = os.environ.get("SHOAL_HASH_KEY", "0")
-    flags.add_argument("--hash-key", default=key, help="hex key of the prompt hash, the same in all workers")
-    flags.add_argument("--log-format", choices=("text", "json"), default="text")
-    flags.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return flags
-
-
-def _settle_memory() -> None:
-    # What a request leaves behind is freed by reference counts; walking the index of recent decisions for cycles at the
-    # usual rate costs more than the decisions.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    # By default glibc gives the pages of each long body back and faults them in again for the next, which costs more
-    # than reading it.
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        for option, size in MALLOC_OPTIONS:
-            libc.mallopt(option, size)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one worker; returns the exit status."""
-    from shoal.hosts import logs
-
-    options = parser().parse_args(argv)
-    logs.setup(options.log_format, options.log_level)
-    _settle_memory()
-
-    async def serve_until_stopped() -> None:
-        text = Path(options.config).read_text() if options.config else ""
-        await Worker(options, load(text, options.config or "default"), text).run()
-
-    try:
-        uvloop.run(serve_until_stopped())
-    except (ShoalError, OSError) as error:
-        # A file that was good when it was accepted may be gone or bad when a worker starts anew.
-        log.error("the picker worker cannot start: %s", error)
-        return 2
-    return 0
+    return run_worker(parser().parse_args(argv), Worker)
 
 
 if __name__ == "__main__":

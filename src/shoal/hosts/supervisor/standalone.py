@@ -22,7 +22,6 @@ from grpc_health.v1 import health_pb2_grpc
 from shoal import __version__
 from shoal.hosts import logs
 from shoal.hosts.admin import ADMIN_SOCKET, PoolPicture, RunDir, default_for
-from shoal.hosts.extproc.admin import WorkerAdmin
 from shoal.hosts.extproc.service import serve, set_serving
 from shoal.hosts.extproc.worker import Worker, parser
 from shoal.hosts.fleet import FleetKeeper, Source
@@ -38,6 +37,7 @@ from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.server import AdminServer
 from shoal.hosts.supervisor.settings import needs_new_workers, targets_of
 from shoal.hosts.supervisor.waiting import call_roll
+from shoal.hosts.workerpages import WorkerAdmin
 from shoal.kernel import ConfigError
 from shoal.routing import Configured, Event
 from shoal.routing.config import RouterConfig

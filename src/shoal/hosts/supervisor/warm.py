@@ -1,7 +1,8 @@
 """A process that has imported everything of a program and waits to be told its arguments.
 
-`python -m shoal.hosts.supervisor.warm MODULE` imports MODULE, reads one line from stdin, a JSON list, and runs the
-module's `main` with it; at the end of stdin it ends.  Who keeps such a process is `spares`.
+`python -m shoal.hosts.supervisor.warm MODULE` imports MODULE, calls its `warm_up` if it has one, reads one line from
+stdin, a JSON list, and runs the module's `main` with it; at the end of stdin it ends.  Who keeps such a process is
+`spares`.
 """
 
 import importlib
@@ -17,8 +18,8 @@ IDLE, AT_WORK = "shoal-spare", "shoal-worker"
 def main() -> int:
     """Wait, then be the program; returns its exit status."""
     program = importlib.import_module(sys.argv[1])
-    if hasattr(program, "load"):
-        program.load("", "default")  # finds the plugins that are installed, which reads many files
+    if hasattr(program, "warm_up"):
+        program.warm_up()
     line = sys.stdin.buffer.readline()
     if not line:
         return 0

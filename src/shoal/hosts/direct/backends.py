@@ -1,0 +1,142 @@
+"""What a worker must know of engines besides their addresses: their own keys, and how those with TLS are dialled.
+
+Owns the backends file, which the supervisor writes: `{"endpoints": [EndpointAddress...], "groups": [BackendTls...]}`.
+It is read again when it changes, and at once when an address is asked for that was not in it, so that it need only be
+written before the router is told of an endpoint.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from shoal.hosts.envoy import BackendTls, EndpointAddress
+from shoal.hosts.envoy.files import write_document
+from shoal.hosts.logs import Log
+from shoal.kernel import ConfigError
+
+log = Log("direct")
+
+
+class Backends(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the file.  endpoints: every engine with a key or TLS; others may be left out."""
+
+    endpoints: tuple[EndpointAddress, ...] = ()
+    groups: tuple[BackendTls, ...] = ()
+
+
+class Backend(msgspec.Struct, frozen=True):
+    """How one engine is dialled.
+
+    tls: None for plain HTTP.  server_name: what its certificate must name, None to check the chain only.
+    authorization: value of the header that it wants, "" for none.
+    """
+
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+    authorization: str = ""
+
+
+PLAIN = Backend()
+
+_LOOK_S = 0.5
+
+
+def write_backends(path: Path, backends: Backends) -> None:
+    """Write the file, readable by its owner only."""
+    write_document(path, msgspec.to_builtins(backends))
+
+
+class BackendsFile:
+    """The file as it was last read; without a path, no engine has a key or TLS.
+
+    on_change: called after the answers of `of` may have changed.
+    """
+
+    def __init__(self, path: Path | None, on_change: Callable[[], None] = lambda: None) -> None:
+        self._path = path
+        self.on_change = on_change
+        self._seen: tuple[object, ...] = ()
+        self._backends: dict[str, Backend] = {}
+        self._refused = ""
+        self._root_files: list[str] = []
+        self.look()
+
+    def of(self, address: str) -> Backend:
+        """Return how the engine at `address` is dialled."""
+        found = self._backends.get(address)
+        if found is None and self._path is not None:
+            self.look()
+            found = self._backends.get(address)
+        return PLAIN if found is None else found
+
+    def look(self) -> None:
+        """Read the file again if it, or a file of roots that it names, has changed.  A bad one changes nothing."""
+        if self._path is None:
+            return
+        if self._marks() == self._seen:
+            return
+        self._seen = self._marks()
+        try:
+            self._take(_read(self._path))
+        except ConfigError as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                log.error("engines' keys and certificates not reloaded, the last ones stay in use", why=error)
+            return
+        self._refused = ""
+        self._seen = self._marks()
+        self.on_change()
+
+    async def follow(self) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.look()
+
+    def _marks(self) -> tuple[object, ...]:
+        return () if self._path is None else (_mark(self._path), *(_mark(Path(root)) for root in self._root_files))
+
+    def _take(self, content: Backends) -> None:
+        contexts = {group.name: (context_of(group), group.sni or None) for group in content.groups}
+        backends = {}
+        for endpoint in content.endpoints:
+            if endpoint.tls and endpoint.tls not in contexts:
+                raise ConfigError(f"{endpoint.address} names the TLS group {endpoint.tls!r}, which is not in the file")
+            tls, name = contexts[endpoint.tls] if endpoint.tls else (None, None)
+            backends[endpoint.address] = Backend(tls, name, endpoint.authorization)
+        self._root_files = [group.ca for group in content.groups if group.ca and group.is_verified]
+        self._backends = backends
+
+
+def context_of(group: BackendTls) -> ssl.SSLContext:
+    """Return the client context of a TLS group.  Raises ConfigError when its roots cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=group.ca or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"roots cannot be used: {error}", source=group.ca) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = bool(group.sni) and group.is_verified
+    if not group.is_verified:
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _read(path: Path) -> Backends:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Backends)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"cannot be used: {error}", source=str(path)) from None
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -1,0 +1,458 @@
+"""One client's connection: reads requests, one at a time and in order, and knows when it may be kept.
+
+Owns the collecting of bodies, the checks at the door, pipelined bytes, slow senders, and how a connection ends.  A
+request that is complete is `relay`'s.
+"""
+
+import asyncio
+import socket
+import struct
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from shoal.hosts.direct import replies
+from shoal.hosts.direct.chunks import BadChunk, ChunkDecoder
+from shoal.hosts.direct.heads import BARE_NEWLINE, MAX_HEAD_BYTES, BadHead, RequestHead
+from shoal.hosts.direct.relay import Relay
+from shoal.hosts.direct.wheel import NEVER
+from shoal.hosts.picker import Answered
+
+if TYPE_CHECKING:
+    from shoal.hosts.direct.plane import Plane
+
+MAX_PIPELINED_BYTES = 256 * 1024
+"""What a client may send ahead of its answer; with more the connection ends after that answer."""
+
+WRITE_HIGH_BYTES = 128 * 1024
+"""Unread bytes of an answer from which on its engine is not read."""
+
+_NO_LINGER = struct.pack("ii", 1, 0)
+# What a connection is about: a head, a body, an answer, or nothing any more.
+HEAD, BODY, BUSY, ENDING = range(4)
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection.  due, visit: see `wheel.Timed`.  is_paused: the client does not read."""
+
+    __slots__ = (
+        "_begun_at",
+        "_body",
+        "_buffer",
+        "_charged",
+        "_decoder",
+        "_head",
+        "_is_last",
+        "_missing",
+        "_peer",
+        "_plane",
+        "_state",
+        "_tenant",
+        "_unread_bytes",
+        "due",
+        "is_paused",
+        "relay",
+        "transport",
+        "visit",
+    )
+
+    def __init__(self, plane: "Plane") -> None:
+        self._plane = plane
+        self._state = HEAD
+        self._buffer = b""
+        self._peer = b""
+        self._is_last = False
+        self._begun_at = 0.0
+        self._charged = self._unread_bytes = 0
+        self._missing = 0
+        self._body: list[bytes] = []
+        self._decoder: ChunkDecoder | None = None
+        self._head: RequestHead | None = None
+        self._tenant = ""
+        self.relay: Relay | None = None
+        self.is_paused = False
+        self.due = NEVER
+        self.visit = 0
+
+    # ------------------------------------------------------------------ the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, unless there are too many."""
+        self.transport = cast(asyncio.Transport, transport)
+        plane = self._plane
+        if not plane.joined(self):
+            self._state = ENDING
+            self.transport.abort()
+            return
+        self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self.due = plane.wheel.now + plane.settings.clocks.connection_idle_s
+        plane.wheel.watch(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent."""
+        state = self._state
+        if state == HEAD:
+            self._read(self._buffer + data if self._buffer else data)
+        elif state == BODY:
+            self._on_body(data)
+        elif state == BUSY:
+            self._ahead(data)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """The client has gone."""
+        self._plane.left(self)
+        self.due = NEVER
+        self._state = ENDING
+        self._forget_body()
+        self._settle_unread()
+        self._buffer = b""
+        relay, self.relay = self.relay, None
+        if relay is not None:
+            relay.leave()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as its engine writes."""
+        self.is_paused = True
+        relay, picker = self.relay, self._plane.picker
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        picker.buffered_bytes += self._unread_bytes
+        if relay is None:
+            return
+        relay.client_paused()
+        if picker.buffered_bytes > self._plane.settings.max_buffered_bytes:
+            self._plane.loop.call_soon(self._overload, relay)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self.is_paused = False
+        self._settle_unread()
+        if self.relay is not None:
+            self.relay.client_resumed()
+
+    def _overload(self, relay: Relay) -> None:
+        if self.relay is relay and self.is_paused:
+            relay.overload()
+
+    def _settle_unread(self) -> None:
+        self._plane.picker.buffered_bytes -= self._unread_bytes
+        self._unread_bytes = 0
+
+    # ------------------------------------------------------------------ requests
+
+    def _read(self, data: bytes) -> None:
+        """Take one request after the other, for as long as each is answered at once."""
+        self._buffer = b""
+        while data and self._state == HEAD:
+            data = self._one(data)
+        if data and self._state == BUSY:
+            self._buffer = data
+
+    def _one(self, data: bytes) -> bytes:
+        """Take one request; returns what came behind it."""
+        if data[0] in b"\r\n":
+            # Some clients send an empty line after a body (RFC 9112, section 2.2).
+            if not data.startswith(b"\r\n"):
+                return self._partial(data) if data == b"\r" else self._refuse(400, "A line ends without CR.")
+            return data[2:]
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            return self._partial(data)
+        if end > MAX_HEAD_BYTES:
+            return self._refuse(431, f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
+        try:
+            head = self._plane.heads.read(data[:end])
+        except BadHead as error:
+            return self._refuse(error.status, str(error))
+        rest = data[end + 4 :]
+        begun_at = self._begun_at or monotonic()
+        self._head = head
+        self._is_last = not head.is_lasting
+        length = head.length or 0
+        refusal = self._door(head, len(rest) < length or head.is_chunked)
+        if refusal is not None:
+            if head.is_chunked or len(rest) < length:
+                self._is_last = True
+                rest = b""
+            else:
+                rest = rest[length:]
+            self.answer(refusal.status, refusal.headers, refusal.body)
+            return rest
+        if head.is_chunked or len(rest) < length:
+            self._begun_at = begun_at
+            self._collect(head, rest)
+            return b""
+        self._send_on(head, rest if len(rest) == length else rest[:length], begun_at, begun_at)
+        return rest[length:]
+
+    def _door(self, head: RequestHead, is_incomplete: bool) -> Answered | None:
+        """Return the answer of a request that goes no further."""
+        plane, target, picker = self._plane, head.target, self._plane.picker
+        path, headers = target.path, head.headers
+        if target.is_denied and not plane.settings.are_all_paths_public:
+            body = replies.error_body(404, replies.NOT_PUBLIC, "path_not_public")
+            return Answered(404, replies.JSON_TYPE, body, "path_not_public")
+        if picker.check_key is not None:
+            tenant = picker.let_in(path, headers)
+            if isinstance(tenant, Answered):
+                return tenant
+            self._tenant = tenant
+        if target.method == "GET":
+            models = picker.models(target.method, path, headers)
+            if models is not None:
+                return models
+        if is_incomplete:
+            charged = picker.charge(path, headers, head.length)
+            if isinstance(charged, Answered):
+                return charged
+            self._charged = charged
+        elif (head.length or 0) > picker.limits.max_body_bytes:
+            return picker.too_large(path, headers)
+        return None
+
+    def _partial(self, data: bytes) -> bytes:
+        """Wait for the rest of a head."""
+        if len(data) > MAX_HEAD_BYTES:
+            return self._refuse(431, f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
+        if BARE_NEWLINE.search(data) is not None:
+            return self._refuse(400, "A line of the head ends without CR, or holds a NUL.")
+        self._buffer = data
+        if not self._begun_at:
+            self._begun_at = monotonic()
+            self._set_due(self._begun_at + self._plane.settings.clocks.headers_s)
+        return b""
+
+    def _collect(self, head: RequestHead, rest: bytes) -> None:
+        """Begin to receive a body that did not come with its head."""
+        self._state = BODY
+        self._set_due(self._begun_at + self._plane.settings.clocks.upload_s)
+        if head.expects_continue and not rest:
+            self.transport.write(replies.CONTINUE)
+        if head.is_chunked:
+            self._decoder = ChunkDecoder()
+        else:
+            self._missing = head.length or 0
+        if rest:
+            self._on_body(rest)
+
+    def _on_body(self, data: bytes) -> None:
+        decoder = self._decoder
+        if decoder is None:
+            missing = self._missing
+            if len(data) < missing:
+                self._body.append(data)
+                self._missing = missing - len(data)
+                return
+            self._body.append(data[:missing] if len(data) > missing else data)
+            rest = data[missing:]
+            pieces = self._body
+        else:
+            try:
+                decoder.feed(data)
+            except BadChunk as error:
+                self._refuse(400, f"The request's body is not chunked as it says: {error}.")
+                return
+            if not self._may_grow(decoder):
+                return
+            if not decoder.is_over:
+                return
+            rest, pieces = decoder.rest, decoder.pieces
+        self._body_is_there(pieces[0] if len(pieces) == 1 else b"".join(pieces), rest)
+
+    def _may_grow(self, decoder: ChunkDecoder) -> bool:
+        """Charge a body of unknown length for what it has become."""
+        picker, head = self._plane.picker, self._head
+        assert head is not None
+        more = decoder.size_bytes - self._charged
+        if decoder.size_bytes <= picker.limits.max_body_bytes and more <= 0:
+            return True
+        if decoder.size_bytes > picker.limits.max_body_bytes:
+            refusal = picker.too_large(head.target.path, head.headers)
+        else:
+            charged = picker.charge(head.target.path, head.headers, decoder.size_bytes)
+            if not isinstance(charged, Answered):
+                picker.uncharge(self._charged)
+                self._charged = charged
+                return True
+            refusal = charged
+        self._is_last = True
+        self._forget_body()
+        self.answer(refusal.status, refusal.headers, refusal.body)
+        return False
+
+    def _body_is_there(self, body: bytes, rest: bytes) -> None:
+        head, charged = self._head, self._charged
+        assert head is not None
+        self._body = []
+        self._decoder = None
+        self._charged = self._missing = 0
+        self._send_on(head, body, self._begun_at, monotonic(), charged)
+        if rest:
+            if self._state == BUSY:
+                self._ahead(rest)
+            else:
+                self.data_received(rest)
+
+    def _send_on(self, head: RequestHead, body: bytes, begun_at: float, received_at: float, charged: int = 0) -> None:
+        self._state = BUSY
+        self._begun_at = 0.0
+        if head.upgrade and (head.upgrade != "websocket" or body or head.target.method != "GET"):
+            head.upgrade = ""
+        self.relay = relay = Relay(self._plane, self, head, body, charged, begun_at, received_at)
+        self._set_due(self._plane.next_look(received_at, begun_at))
+        relay.start(self._tenant)
+
+    def _ahead(self, data: bytes) -> None:
+        """Keep what comes before its turn."""
+        relay = self.relay
+        if relay is not None and relay.is_tunnel:
+            relay.from_client(data)
+        elif len(self._buffer) + len(data) > MAX_PIPELINED_BYTES:
+            self._is_last = True
+            self._buffer = b""
+        elif not self._is_last:
+            self._buffer += data
+
+    # ------------------------------------------------------------------ answers
+
+    def answer(self, status: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
+        """Send an answer of the pool itself to the request under way."""
+        head, plane = self._head, self._plane
+        is_last = self.ends_after()
+        made = replies.local_answer(
+            status,
+            headers,
+            body,
+            request_id=(head.headers.get("x-request-id") if head is not None else None) or plane.fresh_id(),
+            is_last=is_last,
+            is_head=head is not None and head.target.method == "HEAD",
+            minor=1 if head is None else head.target.minor,
+        )
+        is_unread = self._state != BUSY
+        self.transport.write(made)
+        if is_last and is_unread:
+            self._linger()
+        else:
+            self.answered()
+
+    def answer_error(self, status: int, message: str) -> None:
+        """Send an error of the data plane."""
+        self.answer(status, replies.JSON_TYPE, replies.error_body(status, message))
+
+    def ends_after(self, is_unframed: bool = False) -> bool:
+        """Whether the connection ends with the answer whose head is being made; it is then told so."""
+        if is_unframed or self._plane.is_draining:
+            self._is_last = True
+        return self._is_last
+
+    def answered(self) -> None:
+        """The answer is sent; go on with the next request, or end."""
+        self.relay = self._head = None
+        if self._is_last:
+            self._end()
+            return
+        self._state = HEAD
+        plane = self._plane
+        self.due = plane.wheel.now + (plane.linger_s if plane.is_draining else plane.settings.clocks.connection_idle_s)
+        if self._buffer:
+            plane.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._state == HEAD and self._buffer:
+            self._read(self._buffer)
+
+    def switched(self) -> None:
+        """The connection became a tunnel; what came ahead belongs to it."""
+        data, self._buffer = self._buffer, b""
+        if data and self.relay is not None:
+            self.relay.from_client(data)
+
+    def break_off(self, event: bytes, is_reset: bool = False) -> None:
+        """End the connection in the middle of an answer, after `event`.
+
+        is_reset: an orderly close would look like the answer's end.
+        """
+        self.relay = self._head = None
+        if event:
+            self.transport.write(event)
+        if is_reset:
+            self._no_linger()
+        self._end()
+
+    def forwarded(self, before: str) -> bytes:
+        """The lines that tell an engine whose request it is.  before: what the client's own field says."""
+        if not self._peer:
+            plane, peer = self._plane, self.transport.get_extra_info("peername")
+            self._peer = (str(peer[0]) if peer else "unknown").encode()
+            self._peer += b"\r\nx-forwarded-proto: " + (b"https" if plane.is_tls else b"http")
+        if before:
+            return b"x-forwarded-for: " + before.encode("latin-1") + b", " + self._peer
+        return b"x-forwarded-for: " + self._peer
+
+    def _refuse(self, status: int, message: str) -> bytes:
+        """Answer what cannot be read and end the connection: where the next request begins is not known."""
+        self._is_last = True
+        self._forget_body()
+        self.answer_error(status, message)
+        return b""
+
+    # ------------------------------------------------------------------ the end
+
+    def on_due(self, now: float) -> None:
+        """Somebody was too slow, or the connection was unused for too long."""
+        state = self._state
+        if state == BUSY and self.relay is not None:
+            due = self.relay.on_due(now)
+            if self._state == BUSY:
+                self.due = due
+        elif state == BODY or (state == HEAD and self._begun_at):
+            self._refuse(408, replies.too_slow(self._plane.settings))
+        elif state == HEAD:
+            self._end()
+        else:
+            self.due = NEVER
+            self.transport.abort()
+
+    def _set_due(self, due: float) -> None:
+        self.due = due
+        wheel = self._plane.wheel
+        if due < wheel.horizon:
+            wheel.watch(self)
+
+    def _end(self) -> None:
+        """Close when what was written is sent."""
+        self._state = ENDING
+        self._buffer = b""
+        self.due = self._plane.wheel.now + self._plane.settings.clocks.stream_idle_s
+        self.transport.close()
+
+    def _linger(self) -> None:
+        """Let the client read the answer while it still sends: a close at once would reset the connection."""
+        self._state = ENDING
+        self._head = None
+        self._buffer = b""
+        self._set_due(self._plane.wheel.now + self._plane.settings.clocks.linger_s)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def leave(self, linger_s: float) -> None:
+        """The worker stops: end soon, or with the answer under way."""
+        if self._state == HEAD and not self._begun_at:
+            self._set_due(min(self.due, self._plane.wheel.now + linger_s))
+
+    def abort(self) -> None:
+        """End now."""
+        self.transport.abort()
+
+    def _forget_body(self) -> None:
+        self._body = []
+        self._decoder = None
+        self._begun_at = 0.0
+        charged, self._charged = self._charged, 0
+        if charged:
+            self._plane.picker.uncharge(charged)
+
+    def _no_linger(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

@@ -1,0 +1,131 @@
+"""The data plane of one worker: its listening sockets, its clients, and what all requests share.
+
+Owns opening, draining and closing.  A connection is `clients`', a request `relay`'s.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import ssl
+
+from shoal.hosts.direct.answerheads import AnswerReader
+from shoal.hosts.direct.backends import BackendsFile
+from shoal.hosts.direct.clients import ClientConnection
+from shoal.hosts.direct.heads import HeadReader
+from shoal.hosts.direct.pools import Pools
+from shoal.hosts.direct.settings import CONTROL_PREFIXES, DirectSettings
+from shoal.hosts.direct.wheel import Wheel
+from shoal.hosts.picker import Picker
+
+BACKLOG = 4096
+LINGER_S = 2.0
+"""While draining, an unused connection is kept this long: its next request may be on the way."""
+
+# How often silence is looked for, as a share of the time that is too long.
+_LOOKS = 4
+
+
+class Plane:
+    """One worker's data plane, on the running loop.
+
+    active: requests at engines.  retrying: those of them that were sent again.  is_tls: whether clients speak TLS.
+    """
+
+    def __init__(self, picker: Picker, settings: DirectSettings, backends: BackendsFile) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.picker = picker
+        self.wheel = Wheel(self.loop)
+        self.heads = HeadReader(CONTROL_PREFIXES)
+        self.answers = AnswerReader()
+        self.pools = Pools(settings, backends, self.wheel, self.loop)
+        self.active = self.retrying = 0
+        self.is_draining = self.is_tls = False
+        self.linger_s = LINGER_S
+        self._clients: dict[ClientConnection, None] = {}
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._servers: list[asyncio.Server] = []
+        # A worker's own prefix and a count are as unique as chance, for a tenth of the cost.
+        self._id_prefix = _id_prefix()
+        self._ids = 0
+        self.configure(settings)
+
+    def configure(self, settings: DirectSettings) -> None:
+        """Take new settings; requests under way keep what they have begun."""
+        self.settings = self.pools.settings = settings
+        clocks = settings.clocks
+        self._look_s = min(clocks.stream_idle_s, clocks.hold_s) / _LOOKS
+
+    async def listen(self, sockets: list[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+        """Accept clients on bound sockets."""
+        self.is_tls = tls is not None
+        for each in sockets:
+            server = await self.loop.create_server(lambda: ClientConnection(self), sock=each, ssl=tls, backlog=BACKLOG)
+            self._servers.append(server)
+
+    @property
+    def clients(self) -> int:
+        """Open client connections."""
+        return len(self._clients)
+
+    def fresh_id(self) -> str:
+        """Return a request id for a client that sent none, in the form of a UUID."""
+        self._ids += 1
+        return f"{self._id_prefix}{self._ids:012x}"
+
+    def next_look(self, now: float, started_at: float) -> float:
+        """When a request that began at `started_at` is looked after next."""
+        stream_s = self.settings.clocks.stream_s
+        look = now + self._look_s
+        return min(look, started_at + stream_s) if stream_s else look
+
+    # ------------------------------------------------------------------ clients
+
+    def joined(self, client: ClientConnection) -> bool:
+        """A client has connected; False when there are too many."""
+        if len(self._clients) >= self.settings.max_connections:
+            return False
+        self._clients[client] = None
+        self._is_empty.clear()
+        if self.is_draining:
+            client.leave(self.linger_s)
+        return True
+
+    def left(self, client: ClientConnection) -> None:
+        """A client's connection is closed."""
+        self._clients.pop(client, None)
+        if not self._clients:
+            self._is_empty.set()
+
+    # ------------------------------------------------------------------ the end
+
+    def drain(self, linger_s: float = LINGER_S) -> None:
+        """Accept no more; each connection ends with its next answer, or after `linger_s` unused."""
+        self.is_draining = True
+        self.linger_s = linger_s
+        for server in self._servers:
+            server.close()
+        for client in list(self._clients):
+            client.leave(linger_s)
+
+    async def drained(self) -> None:
+        """Wait until no client is left."""
+        await self._is_empty.wait()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Drain for up to `grace_s`, then cut what is left."""
+        self.drain(0.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.drained()
+        for client in list(self._clients):
+            client.abort()
+        await self.drained()
+        self.pools.close()
+        self.wheel.close()
+
+
+def _id_prefix() -> str:
+    digits = secrets.token_hex(10)
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-a{digits[15:18]}-"

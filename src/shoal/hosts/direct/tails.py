@@ -1,0 +1,77 @@
+"""Token usage out of what was kept of an answer: its last bytes, and for Anthropic's streams its first.
+
+Owns how much is kept.  What the fields mean is `wire.usage`'s; engines' figures are input to be checked, never trusted.
+"""
+
+import re
+
+from shoal.hosts.direct.answerheads import AnswerHead
+from shoal.pool import Api
+from shoal.wire import Usage, UsageMeter
+
+KEEP_BYTES = 4096
+"""Usage stands in the last event, or near the end of a document."""
+
+MAX_TOKENS = 1 << 30
+"""More than any request can have: a figure above is a mistake or an attack."""
+
+NO_USAGE = Usage()
+_MARK = b'"usage"'
+# In an event stream no line of the engine looks like this, so it can only be the frame of a chunk.
+_FRAME = re.compile(rb"\r\n[0-9a-fA-F]{1,15}\r\n")
+_USAGE_AT = re.compile(rb'"usage"\s*:\s*\{')
+_SILENT_APIS = frozenset((Api.TOKENIZE, Api.AUDIO))
+
+
+def keeps_first(answer: AnswerHead, api: Api) -> bool:
+    """Whether the first bytes matter too: Anthropic's stream begins with the prompt's tokens."""
+    return answer.is_events and api is Api.MESSAGES
+
+
+def usage_of(answer: AnswerHead, api: Api, first: bytes, tail: bytes) -> Usage:
+    """Read the usage out of the first and the last bytes of a body, frames of chunks among them."""
+    if (_MARK not in tail and _MARK not in first) or answer.is_encoded or api in _SILENT_APIS:
+        return NO_USAGE
+    meter = UsageMeter()
+    if answer.is_events:
+        if first:
+            meter.feed(_unframed(first, answer))
+            meter.feed(b"\n\n")
+        meter.feed(_unframed(tail, answer))
+    elif answer.is_json:
+        _read_document(meter, _unframed(tail, answer).strip())
+    return _checked(meter.usage)
+
+
+def _unframed(body: bytes, answer: AnswerHead) -> bytes:
+    return _FRAME.sub(b"", b"\r\n" + body) if answer.is_chunked else body
+
+
+def _read_document(meter: UsageMeter, tail: bytes) -> None:
+    """Read a whole document, or the last `usage` of one whose beginning is gone."""
+    meter.read(tail)
+    if meter.usage != NO_USAGE:
+        return
+    starts = [found.end() - 1 for found in _USAGE_AT.finditer(tail)]
+    if starts:
+        meter.read(b'{"usage":' + tail[starts[-1] : _end_of_object(tail, starts[-1])] + b"}")
+
+
+def _end_of_object(text: bytes, at: int) -> int:
+    """Where the object that begins at `at` ends; usage holds no braces in strings."""
+    depth = 0
+    for end in range(at, len(text)):
+        if text[end] == 123:
+            depth += 1
+        elif text[end] == 125:
+            depth -= 1
+            if not depth:
+                return end + 1
+    return len(text)
+
+
+def _checked(usage: Usage) -> Usage:
+    prompt, cached, completion = (tokens if tokens is not None and tokens <= MAX_TOKENS else None for tokens in usage)
+    if cached is not None and (prompt is None or cached > prompt):
+        cached = None
+    return Usage(prompt, cached, completion)
