@@ -1,57 +1,30 @@
 """The shape of /v1/chat/completions, key for key as vLLM 0.32 sends it."""
 
-import msgspec
-
-from shoal.hosts.engine.answer import (
-    DONE,
-    FINGERPRINT,
-    Answer,
-    data_event,
-    usage_final,
-    usage_of,
-    usage_running,
-    usage_whole,
-)
-from shoal.hosts.engine.bodies import Sampling, StreamOptions
+from shoal.hosts.engine.answer import Answer, data_event, usage_of, usage_whole
+from shoal.hosts.engine.bodies import Sampling
+from shoal.hosts.engine.chunks import Choice, Chunks, reason_at, word_at
 from shoal.hosts.engine.generation import Generation
 from shoal.hosts.engine.streams import Frame
-from shoal.hosts.engine.tokens import ids
 
 
 class ChatShape:
     """One chat answer, whole or streamed."""
 
-    __slots__ = ("_answer", "_has_ids", "_head", "_options")
+    __slots__ = ("_chunks", "_has_cached")
 
     def __init__(self, answer: Answer, body: Sampling) -> None:
-        self._answer = answer
-        self._options = body.stream_options or StreamOptions()
-        self._has_ids = bool(body.return_token_ids)
-        self._head = {
-            "id": f"chatcmpl-{answer.id}",
-            "object": "chat.completion.chunk",
-            "created": answer.created,
-            "model": answer.model,
-        }
+        self._chunks = Chunks(answer, body, "chatcmpl", "chat.completion.chunk")
+        self._has_cached = answer.has_cached
 
     def whole(self, generations: list[Generation]) -> bytes:
         """Return the body of the unstreamed answer."""
-        usage = usage_whole(usage_of(generations), self._answer.has_cached, created_cache_tokens=0)
-        return msgspec.json.encode(
-            self._head
-            | {
-                "object": "chat.completion",
-                "choices": [self._choice(generation) for generation in generations],
-                "service_tier": None,
-                "system_fingerprint": FINGERPRINT,
-                "usage": usage,
-                "prompt_logprobs": None,
-                "prompt_token_ids": ids(generations[0].prompt) if self._has_ids else None,
-                "prompt_text": None,
-                "kv_transfer_params": None,
-                "ec_transfer_params": None,
-                "metrics": None,
-            }
+        return self._chunks.whole(
+            map(self._choice, generations),
+            usage_whole(usage_of(generations), self._has_cached, created_cache_tokens=0),
+            object="chat.completion",
+            prompt_logprobs=None,
+            prompt_token_ids=self._chunks.ids_of(generations[0].prompt),
+            prompt_text=None,
         )
 
     def preamble(self) -> list[bytes]:
@@ -62,54 +35,35 @@ class ChatShape:
         """The chunk that names the role."""
         delta = {"role": "assistant", "content": ""}
         choice = {"index": generation.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        chunk = self._head | {"choices": [choice]}
-        if self._options.continuous_usage_stats:
-            chunk["usage"] = usage_running(generation.prompt_tokens, 0)
-        chunk["prompt_token_ids"] = ids(generation.prompt) if self._has_ids else None
-        chunk["prompt_text"] = None
-        return [data_event(chunk)]
+        chunk = self._chunks.head | {"choices": [choice]} | self._chunks.running(generation, 0)
+        return [data_event(chunk | {"prompt_token_ids": self._chunks.ids_of(generation.prompt), "prompt_text": None})]
 
     def frame(self, generation: Generation) -> Frame | None:
         """Constant bytes, unless each chunk carries its usage or token id."""
-        if self._options.continuous_usage_stats or self._has_ids:
-            return None
-        head = msgspec.json.encode(self._head)[:-1]
-        prefix = b'data: %b,"choices":[{"index":%d,"delta":{"content":"' % (head, generation.index)
-        suffix = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
-        last = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null}]%b}\n\n' % (
-            generation.reason.encode(),
-            b"" if self._options.include_usage else b',"system_fingerprint":"%b"' % FINGERPRINT.encode(),
+        finish = (
+            b'"},"logprobs":null,"finish_reason":"%b","stop_reason":null,"token_ids":null' % generation.reason.encode()
         )
-        return Frame(prefix, suffix, last)
+        rest = b'"},"logprobs":null,"finish_reason":null,"token_ids":null'
+        return self._chunks.frame(generation, b'"delta":{"content":"', rest, finish)
 
     def token(self, generation: Generation, position: int) -> bytes:
         """One content chunk with all that was asked for."""
-        word = generation.answer[4 * position : 4 * position + 4]
-        is_last = position + 1 == generation.output_tokens
-        choice: dict[str, object] = {
+        word, reason = word_at(generation, position), reason_at(generation, position)
+        choice: Choice = {
             "index": generation.index,
             "delta": {"content": word.decode()},
             "logprobs": None,
-            "finish_reason": generation.reason if is_last else None,
+            "finish_reason": reason,
+            **({"stop_reason": None} if reason is not None else {}),
+            "token_ids": self._chunks.ids_of(word),
         }
-        if is_last:
-            choice["stop_reason"] = None
-        choice["token_ids"] = ids(word) if self._has_ids else None
-        chunk = self._head | {"choices": [choice]}
-        if self._options.continuous_usage_stats:
-            chunk["usage"] = usage_running(generation.prompt_tokens, position + 1)
-        if is_last and not self._options.include_usage:
-            chunk["system_fingerprint"] = FINGERPRINT
-        return data_event(chunk)
+        return self._chunks.token(generation, position, choice)
 
     def closing(self, generations: list[Generation]) -> list[bytes]:
         """The usage chunk when it was asked for, and the end mark."""
-        if not self._options.include_usage:
-            return [DONE]
-        usage = usage_final(usage_of(generations), self._answer.has_cached)
-        return [data_event(self._head | {"choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}), DONE]
+        return self._chunks.closing(generations)
 
-    def _choice(self, generation: Generation) -> dict[str, object]:
+    def _choice(self, generation: Generation) -> Choice:
         message = {
             "role": "assistant",
             "content": generation.text,
@@ -125,6 +79,6 @@ class ChatShape:
             "logprobs": None,
             "finish_reason": generation.reason,
             "stop_reason": None,
-            "token_ids": generation.answer_ids if self._has_ids else None,
+            "token_ids": generation.answer_ids if self._chunks.has_ids else None,
             "routed_experts": None,
         }
