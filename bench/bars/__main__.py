@@ -14,7 +14,10 @@ import msgspec
 from bench.bars.registry import BARS, Bar, Figure
 from bench.machine import FOREIGN_CORES_LIMIT, Neighbours, wait_until_idle
 
-_MODULES = ("decide", "cpu", "journal", "streams", "demo", "shapes", "books", "faults")
+_MODULES = (
+    "decide", "cpu", "journal", "streams", "demo", "shapes", "books", "faults",
+    "plane_cpu", "plane_gaps", "plane_faults", "plane_memory", "plane_same", "plane_peers",
+)  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,7 +70,8 @@ def _measure(each: Bar, scale: float, wait_s: float, tries: int) -> Figure:
     verdict = "ok" if each.is_met(figure) else "void" if figure.void else "short"
     spent = time.monotonic() - began
     line = f"{each.id:24} {figure.value:>10.4g} {each.unit:<5} {_limit(each):>14}  {verdict:<5} {spent:6.1f} s"
-    print(line + (f"  ({figure.void})" if figure.void else ""), flush=True)
+    reason = figure.void or (figure.why if verdict == "short" else "")
+    print(line + (f"  ({reason})" if reason else ""), flush=True)
     return figure
 
 

@@ -1,7 +1,7 @@
 """The register of bars: id, text, limit, and the function that returns the figure."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -9,15 +9,18 @@ import msgspec
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One measured value.
 
-    void: why it means nothing ("" when it does), as a generator that ran late.  details: what else was seen.
+    void: why it means nothing ("" when it does), as a generator that ran late.  why: said beside a figure that falls
+    short, where the number alone does not say it.  details: what else was seen.
     """
 
     value: float
     void: str = ""
+    why: str = ""
     details: dict[str, Any] = {}
 
 
 Measure = Callable[[float], Figure]
+Measuring = TypeVar("Measuring", bound=Callable[..., Figure])
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,14 +53,17 @@ def bar(
     at_most: float | None = None,
     at_least: float | None = None,
     part: int = 1,
-) -> Callable[[Measure], Measure]:
-    """Register the decorated function as the measurement of a bar; exactly one limit is given."""
+) -> Callable[[Measuring], Measuring]:
+    """Register the decorated function as the measurement of a bar; exactly one limit is given.
+
+    It takes the scale; what else it takes has defaults.
+    """
     if (at_most is None) == (at_least is None):
         raise ValueError(f"{id}: give either at_most or at_least")
     limit = at_most if at_most is not None else at_least
     assert limit is not None
 
-    def register(measure: Measure) -> Measure:
+    def register(measure: Measuring) -> Measuring:
         if id in BARS:
             raise ValueError(f"{id} is registered twice")
         BARS[id] = Bar(
