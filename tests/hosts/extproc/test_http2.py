@@ -186,6 +186,26 @@ def test_the_receive_windows_are_given_back_in_big_steps() -> None:
     assert all(abs(more - received) <= 64 * http2.MAX_FRAME_BYTES for more in given.values())
 
 
+def test_data_is_handed_on_as_it_comes_and_not_when_its_frame_is_whole() -> None:
+    connection = Connection()
+    connection.receive(HELLO + frame(http2.HEADERS, http2.END_HEADERS, 1, BLOCK))
+    said = frame(http2.DATA, http2.END_STREAM, 1, b"abcdef") + frame(http2.PING, 0, 0, bytes(8))
+    assert connection.receive(said[:9]) == []
+    assert connection.receive(said[9:12]) == [Received(1, memoryview(b"abc"), False)]
+    assert connection.receive(said[12:]) == [Received(1, memoryview(b"def"), True)]
+    assert frames(connection.take())[-1] == (http2.PING, http2.ACK, 0, bytes(8))
+
+
+def test_the_rest_of_a_frame_of_a_stream_that_was_ended_means_nothing() -> None:
+    connection = Connection()
+    connection.receive(HELLO + frame(http2.HEADERS, http2.END_HEADERS, 1, BLOCK))
+    said = frame(http2.DATA, 0, 1, b"abcdef") + frame(http2.PING, 0, 0, bytes(8))
+    connection.receive(said[:12])
+    connection.send_headers(1, HEAD + TRAILERS[13], is_end=True)
+    assert connection.receive(said[12:]) == []
+    assert frames(connection.take())[-1] == (http2.PING, http2.ACK, 0, bytes(8))
+
+
 def test_a_reset_and_late_frames_of_its_stream_are_taken_calmly() -> None:
     wire = Wire()
     stream_id = wire.open()
@@ -337,20 +357,27 @@ def conversation(streams: int, sizes: list[int]) -> bytes:
         said.append(frame(http2.CONTINUATION, http2.END_HEADERS, stream_id, block[7:]))
         padded = [b"\2" + bytes(size) + b"\0\0" for size in sizes]
         said += [frame(http2.DATA, http2.PADDED, stream_id, each) for each in padded]
+        said += [frame(http2.DATA, 0, stream_id, bytes(size)) for size in sizes]
         said.append(frame(http2.PING, 0, 0, bytes(8)))
         if number % 2:
             said.append(frame(http2.RST_STREAM, 0, stream_id, bytes(4)))
         else:
-            said.append(frame(http2.DATA, http2.END_STREAM, stream_id))
+            said.append(frame(http2.DATA, http2.END_STREAM, stream_id, bytes(sizes[0] if sizes else 0)))
     return b"".join(said)
 
 
 def heard(pieces: list[bytes]) -> tuple[list[tuple[object, ...]], bytes, bool]:
+    """Everything that a connection makes of these; data is put together again that came in parts."""
     connection = Connection()
     events: list[tuple[object, ...]] = []
     for piece in pieces:
         for each in connection.receive(piece):
-            rest = (bytes(each.data), each.is_end) if isinstance(each, Received) else (repr(each),)
+            rest: tuple[object, ...] = (repr(each),)
+            if isinstance(each, Received):
+                data, before = bytes(each.data), events[-1] if events else ()
+                if before[:2] == ("Received", each.stream_id) and not before[3]:
+                    data = events.pop()[2] + data  # type: ignore[operator]
+                rest = (data, each.is_end)
             events.append((type(each).__name__, each.stream_id, *rest))
     return events, connection.take(), connection.is_closed
 

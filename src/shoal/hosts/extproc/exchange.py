@@ -69,7 +69,7 @@ class Exchange:
         if phase == "request_headers":
             return self._on_headers(message)
         if phase == "request_body":
-            return self._on_body(message.request_body)
+            return self.receive_body(message.request_body.body, message.request_body.end_of_stream)
         if phase == "request_trailers":
             return [*(self._decide() if self._is_duplex else ()), replies.CONTINUE_TRAILERS]
         return self._on_response(message, phase)
@@ -111,8 +111,8 @@ class Exchange:
         self._charged_bytes = charged
         return None
 
-    def _on_body(self, message: Any) -> list[bytes]:
-        body = message.body
+    def receive_body(self, body: bytes, is_end: bool) -> list[bytes]:
+        """Take a body, or in FULL_DUPLEX_STREAMED a part of one, and return the replies."""
         if not self._is_duplex:
             self._body = [body]
             return self._decide()
@@ -121,7 +121,7 @@ class Exchange:
         self._body.append(body)
         if sum(map(len, self._body)) > self._picker.limits.max_body_bytes:
             return [self._answered(self._picker.too_large(self._path, self._headers))]
-        return self._decide() if message.end_of_stream else []
+        return self._decide() if is_end else []
 
     def _on_response(self, message: Any, phase: str) -> list[bytes]:
         self._ends_itself = True

@@ -29,6 +29,10 @@ MAX_WINDOW = (1 << 31) - 1
 KEPT_BLOCKS, KEPT_BLOCK_BYTES = 64, 1024
 
 _FRAME = struct.Struct(">IBI")  # length and type, flags, stream
+_FRAME_BYTES = _FRAME.size
+_unpack_frame = _FRAME.unpack_from
+_LONGEST_DATA_WORD = MAX_FRAME_BYTES << 8
+_LOW_WINDOW = MAX_WINDOW // 2
 _U32 = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
 _FIRST_WINDOW = 65_535
@@ -45,7 +49,7 @@ class Opened(msgspec.Struct, frozen=True, gc=False):
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """The payload of one DATA frame, or the end of the client's half (`data` is empty after trailers)."""
+    """Data as far as it is there, or the end of the client's half (`data` may then be empty)."""
 
     stream_id: int
     data: memoryview
@@ -139,6 +143,8 @@ class Connection:
         self._pending_bytes = self._needed_bytes = 0
         # A header block under way: its stream, whether it ends the stream, its parts.
         self._block: tuple[int, bool, list[bytes]] | None = None
+        # Of a DATA frame whose payload comes in parts: its stream, whether it ends the stream, bytes to come.
+        self._cut: tuple[int, bool, int] | None = None
         self._receive_window = MAX_WINDOW
         self._send_window = self._stream_window = _FIRST_WINDOW
         self._send_frame_bytes = _FIRST_FRAME_BYTES
@@ -160,6 +166,15 @@ class Connection:
     def has_left(self) -> bool:
         """Whether `leave` is complete: the client knows, and no stream is left."""
         return self._refuse_from != MAX_WINDOW and not self._streams
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `take` would return anything."""
+        return bool(self._out)
+
+    def is_open(self, stream_id: int) -> bool:
+        """Whether the client may still hear of this stream."""
+        return stream_id in self._streams
 
     def take(self) -> bytes:
         """Return the bytes to write, once."""
@@ -185,7 +200,9 @@ class Connection:
             data = b"".join(self._pending)
             self._pending.clear()
         try:
-            position = self._preface(data) if not self._is_prefaced else 0
+            position = self._rest_of_data(data, events) if self._cut is not None else 0
+            if not self._is_prefaced:
+                position = self._preface(data)
             position = self._frames(data, position, events)
         except _Broken as broken:
             self.is_closed, self.why_closed, self.is_urgent = True, str(broken), True
@@ -206,14 +223,35 @@ class Connection:
         return len(PREFACE)
 
     def _frames(self, data: bytes, position: int, events: list[Http2Event]) -> int:
-        """Read whole frames from `position`; returns where the first incomplete one starts."""
+        """Read what is there from `position`; returns where the first frame starts that has to wait for its rest."""
         if not self._is_prefaced:
             return position
-        view, size, handlers = memoryview(data), len(data), _HANDLERS
-        self._needed_bytes = _FRAME.size
-        while size - position >= _FRAME.size:
-            word, flags, stream_id = _FRAME.unpack_from(data, position)
-            end = position + _FRAME.size + (word >> 8)
+        view, size, handlers, streams = memoryview(data), len(data), _HANDLERS, self._streams
+        self._needed_bytes = _FRAME_BYTES
+        while size - position >= _FRAME_BYTES:
+            word, flags, stream_id = _unpack_frame(data, position)
+            start = position + _FRAME_BYTES
+            end = start + (word >> 8)
+            # The frames that nearly all bytes come in, without a call each.
+            if not word & 0xFF and word <= _LONGEST_DATA_WORD and flags <= END_STREAM and self._block is None:
+                stream = streams.get(stream_id)
+                if stream is not None and not stream.is_remote_closed:
+                    self._receive_window = window = self._receive_window - (word >> 8)
+                    stream.receive_window -= word >> 8
+                    if window < _LOW_WINDOW or stream.receive_window < _LOW_WINDOW:
+                        self._give_back(stream_id, stream)
+                    if end > size:
+                        if start < size:
+                            events.append(Received(stream_id, view[start:], False))
+                        self._cut = (stream_id, flags == END_STREAM, end - size)
+                        return size
+                    if flags:
+                        stream.is_remote_closed = True
+                        events.append(Received(stream_id, view[start:end], True))
+                    elif end > start:
+                        events.append(Received(stream_id, view[start:end], False))
+                    position = end
+                    continue
             kind = word & 0xFF
             if word >> 8 > MAX_FRAME_BYTES:
                 raise _Broken(FRAME_SIZE_ERROR, "a frame is too long")
@@ -223,9 +261,31 @@ class Connection:
                 self._needed_bytes = end - position
                 break
             if kind < len(handlers):
-                handlers[kind](self, flags, stream_id & MAX_WINDOW, view[position + _FRAME.size : end], events)
+                handlers[kind](self, flags, stream_id & MAX_WINDOW, view[start:end], events)
             position = end
         return position
+
+    def _rest_of_data(self, data: bytes, events: list[Http2Event]) -> int:
+        """Take what is there of a payload that began earlier; returns where it ends."""
+        assert self._cut is not None
+        stream_id, is_end, missing = self._cut
+        size = min(missing, len(data))
+        is_whole = size == missing
+        self._cut = None if is_whole else (stream_id, is_end, missing - size)
+        stream = self._streams.get(stream_id)
+        if stream is not None and size:
+            stream.is_remote_closed = is_end and is_whole
+            events.append(Received(stream_id, memoryview(data)[:size], stream.is_remote_closed))
+        return size
+
+    def _give_back(self, stream_id: int, stream: _Stream) -> None:
+        """Let the client send on: receive windows are as large as can be, and given back in big steps."""
+        if self._receive_window < _LOW_WINDOW:
+            self._out.append(frame(WINDOW_UPDATE, 0, 0, _U32.pack(MAX_WINDOW - self._receive_window)))
+            self._receive_window = MAX_WINDOW
+        if stream.receive_window < _LOW_WINDOW:
+            self._out.append(frame(WINDOW_UPDATE, 0, stream_id, _U32.pack(MAX_WINDOW - stream.receive_window)))
+            stream.receive_window = MAX_WINDOW
 
     def _known(self, stream_id: int) -> _Stream | None:
         """The open stream; None for a closed one, whose late frames mean nothing."""
@@ -235,22 +295,16 @@ class Connection:
         return stream
 
     def _on_data(self, flags: int, stream_id: int, payload: memoryview, events: list[Http2Event]) -> None:
-        length = len(payload)
-        self._receive_window -= length
-        if self._receive_window < MAX_WINDOW // 2:
-            self._out.append(frame(WINDOW_UPDATE, 0, 0, _U32.pack(MAX_WINDOW - self._receive_window)))
-            self._receive_window = MAX_WINDOW
+        """Take what is not for `_frames`: data with padding, and of streams that are closed."""
+        self._receive_window -= len(payload)
         stream = self._known(stream_id)
         if stream is None:
             return
         if stream.is_remote_closed:
             raise _Broken(STREAM_CLOSED, "data after the end of a stream")
-        is_end = bool(flags & END_STREAM)
-        stream.is_remote_closed = is_end
-        stream.receive_window -= length
-        if stream.receive_window < MAX_WINDOW // 2 and not is_end:
-            self._out.append(frame(WINDOW_UPDATE, 0, stream_id, _U32.pack(MAX_WINDOW - stream.receive_window)))
-            stream.receive_window = MAX_WINDOW
+        stream.receive_window -= len(payload)
+        self._give_back(stream_id, stream)
+        stream.is_remote_closed = is_end = bool(flags & END_STREAM)
         if flags & PADDED:
             payload = _unpadded(payload)
         if payload or is_end:
@@ -259,12 +313,8 @@ class Connection:
     def _on_headers(self, flags: int, stream_id: int, payload: memoryview, events: list[Http2Event]) -> None:
         if not stream_id & 1:
             raise _Broken(PROTOCOL_ERROR, "a client's streams have odd numbers")
-        if flags & PADDED:
-            payload = _unpadded(payload)
-        if flags & HAS_PRIORITY:
-            if len(payload) < 5:
-                raise _Broken(FRAME_SIZE_ERROR, "a priority is cut")
-            payload = payload[5:]
+        if flags & (PADDED | HAS_PRIORITY):
+            payload = _bare(flags, payload)
         if len(payload) > MAX_BLOCK_BYTES:
             raise _Broken(ENHANCE_YOUR_CALM, "a header block is too long")
         if flags & END_HEADERS:
@@ -396,11 +446,13 @@ class Connection:
         else:
             self._send_block(stream_id, stream, block)
 
-    def send_data(self, stream_id: int, data: bytes) -> None:
-        """Send data, now or as soon as the client's windows let it pass."""
+    def send_data(self, stream_id: int, data: bytes, head: bytes = b"") -> None:
+        """Send data, now or as soon as the client's windows let it pass.  head: the header block to go before it."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.has_ended:
             return
+        if head:
+            self._send_block(stream_id, stream, head)
         size = len(data)
         if stream.send_queue or size > stream.send_window or size > self._send_window or size > self._send_frame_bytes:
             if stream.send_queue is None:
@@ -430,9 +482,10 @@ class Connection:
             self._out.append(frame(PING, 0, 0, _LEAVING))
 
     def _send_block(self, stream_id: int, stream: _Stream, block: bytes) -> None:
-        block, self._block_prefix = self._block_prefix + block, b""
-        flags = END_HEADERS | (END_STREAM if stream.has_ended else 0)
-        self._out.append(frame(HEADERS, flags, stream_id, block))
+        if self._block_prefix:
+            block, self._block_prefix = self._block_prefix + block, b""
+        flags = END_HEADERS | END_STREAM if stream.has_ended else END_HEADERS
+        self._out += (_FRAME.pack(len(block) << 8 | HEADERS, flags, stream_id), block)
         if stream.has_ended:
             if not stream.is_remote_closed:
                 # RFC 9113, section 8.1: the answer is whole, the rest of the request is not wanted.
@@ -478,6 +531,17 @@ def _unpadded(payload: memoryview) -> memoryview:
     if not payload or payload[0] >= len(payload):
         raise _Broken(PROTOCOL_ERROR, "more padding than payload")
     return payload[1 : len(payload) - payload[0]]
+
+
+def _bare(flags: int, payload: memoryview) -> memoryview:
+    """The header block in a HEADERS frame with more in it."""
+    if flags & PADDED:
+        payload = _unpadded(payload)
+    if not flags & HAS_PRIORITY:
+        return payload
+    if len(payload) < 5:
+        raise _Broken(FRAME_SIZE_ERROR, "a priority is cut")
+    return payload[5:]
 
 
 # By type of frame; those above are extensions, which mean nothing.

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2
 from shoal.hosts.extproc import streams
 from shoal.hosts.extproc.exchange import Exchange
 from shoal.hosts.extproc.http2 import Connection, Opened, Received
+from shoal.hosts.extproc.requests import Message, joined, read_body
 from shoal.hosts.extproc.streams import HEALTH_SERVICES, LIVENESS, MESSAGE_OVERHEAD_BYTES
 from shoal.hosts.picker import Picker
 
@@ -37,6 +38,8 @@ WRITE_BUFFER_BYTES = 4 << 20
 UNHURRIED_S = 0.005
 
 _PREFIX = struct.Struct(">BI")
+_PREFIX_BYTES = _PREFIX.size
+_unpack_prefix = _PREFIX.unpack_from
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
@@ -69,40 +72,49 @@ class Deframer:
         self._max_bytes = max_bytes
         self._pieces: list[memoryview] = []
         self._size = 0
-        self._needed_bytes = _PREFIX.size
+        self._needed_bytes = _PREFIX_BYTES
 
     @property
     def is_between(self) -> bool:
         """Whether no message is under way."""
         return not self._pieces
 
-    def feed(self, data: memoryview) -> list[memoryview]:
+    def feed(self, data: memoryview) -> list[Message]:
         """Return the messages that `data` completes; raises Failed for one that cannot be taken."""
-        size = len(data)
-        if not self._pieces and size >= _PREFIX.size:
-            flag, length = _PREFIX.unpack_from(data)
-            if size == length + _PREFIX.size and not flag and length <= self._max_bytes:
-                return [data[_PREFIX.size :]]
         self._pieces.append(data)
-        self._size += size
-        return self._cut() if self._size >= self._needed_bytes else []
+        self._size += len(data)
+        if self._size < self._needed_bytes:
+            return []
+        pieces = self._pieces
+        if len(pieces[0]) >= _PREFIX_BYTES:
+            self._needed_bytes = _PREFIX_BYTES + self._length(pieces[0], 0)
+            if self._size == self._needed_bytes:
+                # A long message whose parts need not be put together here.
+                self._pieces, self._size, self._needed_bytes = [], 0, _PREFIX_BYTES
+                return [[pieces[0][_PREFIX_BYTES:], *pieces[1:]]]
+            if self._size < self._needed_bytes:
+                return []
+        return self._cut()
 
-    def _cut(self) -> list[memoryview]:
+    def _length(self, data: memoryview, start: int) -> int:
+        flag, length = _unpack_prefix(data, start)
+        if flag:
+            raise Failed(UNIMPLEMENTED)
+        if length > self._max_bytes:
+            raise Failed(RESOURCE_EXHAUSTED)
+        return int(length)
+
+    def _cut(self) -> list[Message]:
         data = memoryview(b"".join(self._pieces))
-        messages: list[memoryview] = []
+        messages: list[Message] = []
         start = 0
-        self._needed_bytes = _PREFIX.size
-        while len(data) - start >= _PREFIX.size:
-            flag, length = _PREFIX.unpack_from(data, start)
-            if flag:
-                raise Failed(UNIMPLEMENTED)
-            if length > self._max_bytes:
-                raise Failed(RESOURCE_EXHAUSTED)
-            end = start + _PREFIX.size + length
+        self._needed_bytes = _PREFIX_BYTES
+        while len(data) - start >= _PREFIX_BYTES:
+            end = start + _PREFIX_BYTES + self._length(data, start)
             if end > len(data):
                 self._needed_bytes = end - start
                 break
-            messages.append(data[start + _PREFIX.size : end])
+            messages.append([data[start + _PREFIX_BYTES : end]])
             start = end
         self._pieces = [data[start:]] if start < len(data) else []
         self._size = len(data) - start
@@ -114,11 +126,12 @@ class Call:
 
     __slots__ = ("deframer", "has_head")
 
-    def __init__(self, max_bytes: int) -> None:
-        self.deframer = Deframer(max_bytes)
+    def __init__(self) -> None:
+        # Only there while a message is, that came in more than one part.
+        self.deframer: Deframer | None = None
         self.has_head = False
 
-    def take(self, message: memoryview) -> list[bytes]:
+    def take(self, message: Message) -> list[bytes]:
         """Return the replies to one message."""
         raise NotImplementedError
 
@@ -135,14 +148,24 @@ class ProcessCall(Call):
 
     __slots__ = ("_exchange", "_picker")
 
-    def __init__(self, picker: Picker, max_bytes: int) -> None:
-        super().__init__(max_bytes)
+    def __init__(self, picker: Picker) -> None:
+        self.deframer = None
+        self.has_head = False
         self._picker = picker
         self._exchange = Exchange(picker)
 
-    def take(self, message: memoryview) -> list[bytes]:
+    def take(self, message: Message) -> list[bytes]:
         """Ask the exchange."""
-        return streams.receive(self._exchange, pb.ProcessingRequest.FromString(message), self._picker)
+        body = read_body(message)
+        try:
+            if body is not None:
+                return self._exchange.receive_body(body, is_end=True)
+            return self._exchange.receive(pb.ProcessingRequest.FromString(joined(message)))
+        except DecodeError:
+            raise
+        except Exception:
+            streams.note_unplaced(self._picker)
+            raise
 
     def gone(self) -> None:
         """Release what the request holds."""
@@ -154,13 +177,13 @@ class RecordsCall(Call):
 
     __slots__ = ("_picker",)
 
-    def __init__(self, picker: Picker, max_bytes: int) -> None:
-        super().__init__(max_bytes)
+    def __init__(self, picker: Picker) -> None:
+        super().__init__()
         self._picker = picker
 
-    def take(self, message: memoryview) -> list[bytes]:
+    def take(self, message: Message) -> list[bytes]:
         """Feed the router."""
-        streams.take_records(self._picker, als_pb2.StreamAccessLogsMessage.FromString(message))
+        streams.take_records(self._picker, als_pb2.StreamAccessLogsMessage.FromString(joined(message)))
         return []
 
     def finish(self) -> list[bytes]:
@@ -173,14 +196,14 @@ class HealthCall(Call):
 
     __slots__ = ("_is_serving", "_reply")
 
-    def __init__(self, is_serving: bool, max_bytes: int) -> None:
-        super().__init__(max_bytes)
+    def __init__(self, is_serving: bool) -> None:
+        super().__init__()
         self._is_serving = is_serving
         self._reply: bytes | None = None
 
-    def take(self, message: memoryview) -> list[bytes]:
+    def take(self, message: Message) -> list[bytes]:
         """Note the service that is asked for."""
-        service = health_pb2.HealthCheckRequest.FromString(bytes(message)).service
+        service = health_pb2.HealthCheckRequest.FromString(joined(message)).service
         if service not in HEALTH_SERVICES:
             raise Failed(NOT_FOUND)
         is_good = self._is_serving or service == LIVENESS
@@ -234,7 +257,7 @@ class Peer(asyncio.Protocol):
             log.warning("closing a connection of Envoy: %s", http2.why_closed)
         if http2.is_urgent:
             self._flush()
-        elif self._timer is None:
+        elif self._timer is None and http2.has_output:
             self._timer = self._server.loop.call_later(UNHURRIED_S, self._flush_late)
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -277,14 +300,20 @@ class Peer(asyncio.Protocol):
             self._finish(event.stream_id, call)
 
     def _on_data(self, event: Received) -> None:
-        stream_id = event.stream_id
+        stream_id, data = event.stream_id, event.data
         call = self._calls.get(stream_id)
         if call is None:
             return
         try:
-            for message in call.deframer.feed(event.data) if event.data else ():
-                for reply in call.take(message):
-                    self._reply(stream_id, call, reply)
+            if call.deframer is not None:
+                self._take_parts(stream_id, call, call.deframer, data)
+            elif data:
+                size = len(data)
+                if size >= _PREFIX_BYTES and _unpack_prefix(data) == (0, size - _PREFIX_BYTES):
+                    for reply in call.take([data[_PREFIX_BYTES:]]):
+                        self._reply(stream_id, call, reply)
+                else:
+                    self._take_parts(stream_id, call, Deframer(self._server.max_message_bytes), data)
         except Exception as error:
             self._fail(stream_id, call, error)
             return
@@ -293,15 +322,27 @@ class Peer(asyncio.Protocol):
         elif type(call) is RecordsCall and self._server.is_draining:
             self.end_records()
 
+    def _take_parts(self, stream_id: int, call: Call, deframer: Deframer, data: memoryview) -> None:
+        for message in deframer.feed(data):
+            for reply in call.take(message):
+                self._reply(stream_id, call, reply)
+        call.deframer = None if deframer.is_between else deframer
+
     def _reply(self, stream_id: int, call: Call, message: bytes) -> None:
-        if not call.has_head:
+        message = _PREFIX.pack(0, len(message)) + message
+        if call.has_head:
+            self._http2.send_data(stream_id, message)
+        else:
             call.has_head = True
-            self._http2.send_headers(stream_id, HEAD)
-        self._http2.send_data(stream_id, _PREFIX.pack(0, len(message)) + message)
+            self._http2.send_data(stream_id, message, HEAD)
 
     def _finish(self, stream_id: int, call: Call) -> None:
+        if not self._http2.is_open(stream_id):
+            # Envoy ends a stream and gives it up in one breath: nobody hears what would be said.
+            self._gone(stream_id)
+            return
         try:
-            if not call.deframer.is_between:
+            if call.deframer is not None:
                 raise Failed(INTERNAL)
             for reply in call.finish():
                 self._reply(stream_id, call, reply)
@@ -367,13 +408,14 @@ class LeanServer:
         self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self._makers: dict[str, Callable[[], Call]] = {
-            PROCESS_PATH: lambda: ProcessCall(picker, self._max_bytes),
-            RECORDS_PATH: lambda: RecordsCall(picker, self._max_bytes),
-            HEALTH_PATH: lambda: HealthCall(self._is_serving, self._max_bytes),
+            PROCESS_PATH: lambda: ProcessCall(picker),
+            RECORDS_PATH: lambda: RecordsCall(picker),
+            HEALTH_PATH: lambda: HealthCall(self._is_serving),
         }
 
     @property
-    def _max_bytes(self) -> int:
+    def max_message_bytes(self) -> int:
+        """Longer messages are refused; never less than what one frame brings."""
         return self._picker.limits.max_body_bytes + MESSAGE_OVERHEAD_BYTES
 
     @property

@@ -22,7 +22,7 @@ from shoal.hosts.extproc.streams import (
     HEALTH_SERVICES,
     LIVENESS,
     MESSAGE_OVERHEAD_BYTES,
-    receive,
+    note_unplaced,
     take_records,
 )
 from shoal.hosts.picker import Picker
@@ -80,8 +80,13 @@ def _ext_proc_handler(picker: Picker) -> Any:
                 message = await read()
                 if message is END:
                     return
-                for reply in receive(exchange, message, picker):
-                    await write(reply)
+                try:
+                    answers = exchange.receive(message)
+                except Exception:
+                    note_unplaced(picker)
+                    raise
+                for answer in answers:
+                    await write(answer)
         finally:
             exchange.end()
 

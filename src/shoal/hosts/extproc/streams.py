@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 from shoal.hosts.envoy import decode_records
-from shoal.hosts.extproc.exchange import Exchange
 from shoal.hosts.picker import Picker
 from shoal.routing import Recorded
 
@@ -22,16 +21,14 @@ HEALTH_SERVICES = ("", LIVENESS, "readiness", EXT_PROC)
 MESSAGE_OVERHEAD_BYTES = 1 << 20
 
 
-def receive(exchange: Exchange, message: Any, picker: Picker) -> list[bytes]:
-    """Give one ProcessingRequest to its exchange; what it raises must end the stream."""
-    try:
-        return exchange.receive(message)
-    except Exception:
-        # A bug in a decision or a plugin costs this request its placement, not its answer: ending the stream lets
-        # Envoy apply the failure mode that the operator chose.
-        picker.driver.fold.unplaced.add()
-        log.exception("a request could not be placed; Envoy applies its failure mode")
-        raise
+def note_unplaced(picker: Picker) -> None:
+    """Count and log the exception under way; the stream has to end with an error.
+
+    A bug in a decision or a plugin costs this request its placement, not its answer: ending the stream lets Envoy apply
+    the failure mode that the operator chose.
+    """
+    picker.driver.fold.unplaced.add()
+    log.exception("a request could not be placed; Envoy applies its failure mode")
 
 
 def take_records(picker: Picker, message: Any) -> None:
