@@ -19,7 +19,7 @@ class BadChunk(Exception):
 
 def _size(line: bytes) -> int:
     found = _SIZE_LINE.fullmatch(line)
-    if found is None:
+    if found is None or len(line) > _MAX_LINE_BYTES:
         raise BadChunk("a chunk's size")
     return int(found[1], 16)
 
@@ -99,9 +99,9 @@ class ChunkWalk:
     def _trailers(self, data: bytes) -> int:
         self._line = line = self._line + data
         stop = 0 if line.startswith(_CRLF) else line.find(b"\r\n\r\n") + 2
+        if (len(line) if stop == 1 else stop) > _MAX_TRAILER_BYTES:
+            raise BadChunk("its trailers")
         if stop == 1:
-            if len(line) > _MAX_TRAILER_BYTES:
-                raise BadChunk("its trailers")
             return 0
         self.is_over = self.owes_end = True
         self.left_bytes = len(line) - stop - 2
@@ -173,9 +173,9 @@ class ChunkDecoder:
 
     def _trailers(self, data: bytes, at: int) -> int:
         stop = at if data.startswith(_CRLF, at) else data.find(b"\r\n\r\n", at) + 2
+        if (len(data) if stop == 1 else stop) - at > _MAX_TRAILER_BYTES:
+            raise BadChunk("its trailers")
         if stop == 1:
-            if len(data) - at > _MAX_TRAILER_BYTES:
-                raise BadChunk("its trailers")
             self._held = data[at:]
             return len(data)
         self.is_over = True

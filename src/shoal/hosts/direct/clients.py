@@ -371,11 +371,17 @@ class ClientConnection(asyncio.Protocol):
         is_reset: an orderly close would look like the answer's end.
         """
         self.relay = self._head = None
+        if self.is_paused:
+            # Who does not read would not see the event either, and is not waited for.
+            self._state = ENDING
+            self.transport.abort()
+            return
         if event:
             self.transport.write(event)
         if is_reset:
             self._no_linger()
         self._end()
+        self._set_due(self._plane.wheel.now + self._plane.settings.clocks.linger_s)
 
     def forwarded(self, before: str) -> bytes:
         """The lines that tell an engine whose request it is.  before: what the client's own field says."""

@@ -64,6 +64,15 @@ class Plane:
             server = await self.loop.create_server(lambda: ClientConnection(self), sock=each, ssl=tls, backlog=BACKLOG)
             self._servers.append(server)
 
+    async def listen_at(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Accept clients at an address; port 0 takes a free one."""
+        await self.listen([listening(host, port)], tls)
+
+    @property
+    def ports(self) -> list[int]:
+        """Where clients connect."""
+        return [each.getsockname()[1] for server in self._servers for each in server.sockets]
+
     @property
     def clients(self) -> int:
         """Open client connections."""
@@ -124,6 +133,21 @@ class Plane:
         await self.drained()
         self.pools.close()
         self.wheel.close()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a listening socket that other processes may share the port of.  Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind((host, port))
+        made.listen(BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _id_prefix() -> str:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from shoal.hosts.direct.backends import BackendsFile
 from shoal.hosts.direct.certificates import Certificate
-from shoal.hosts.direct.plane import BACKLOG, LINGER_S, Plane
+from shoal.hosts.direct.plane import LINGER_S, Plane, listening
 from shoal.hosts.direct.settings import settings_of
 from shoal.hosts.worker import Worker as AnyWorker
 from shoal.hosts.worker import run_worker, warm_up, worker_parser
@@ -82,7 +82,7 @@ class Worker(AnyWorker):
             return
         self._is_serving = True
         tls = self._certificate.context if self._certificate is not None else None
-        await self.plane.listen([listening(self._options.listen)], tls)
+        await self.plane.listen([open_socket(self._options.listen)], tls)
 
     async def _close(self) -> None:
         for follow in self._follows:
@@ -112,25 +112,15 @@ class Worker(AnyWorker):
             self.plane.pools.forget_unused()
 
 
-def listening(where: str) -> socket.socket:
+def open_socket(where: str) -> socket.socket:
     """Return the listening socket for `HOST:PORT` or `fd:N`.  Raises ConfigError."""
     host, _, port = where.rpartition(":")
     if not port.isdecimal():
         raise ConfigError(f"{where!r} is not HOST:PORT or fd:N", source="--listen")
-    if host == "fd":
-        return socket.socket(fileno=int(port))
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        made.bind((host, int(port)))
-        made.listen(BACKLOG)
+        return socket.socket(fileno=int(port)) if host == "fd" else listening(host.strip("[]"), int(port))
     except OSError as error:
-        made.close()
         raise ConfigError(f"{where} cannot be listened on: {error.strerror}", source="--listen") from None
-    return made
 
 
 def parser() -> argparse.ArgumentParser:
