@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import grpc
+import msgspec
 from aiohttp import web
 from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext
@@ -45,6 +46,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Logged(Record, frozen=True, kw_only=True):
+    """A record and the path that it is of."""
+
+    path: str
+
+
 class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
     """Picks what `x-test-pick` says; keeps what it saw and the records it got."""
 
@@ -53,7 +60,7 @@ class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServi
         self.path = path
         self.seen: list[dict[str, str]] = []
         self.bodies: list[int] = []
-        self.records: list[Record] = []
+        self.records: list[Logged] = []
         self.raw: list[Any] = []
         self.open_streams = 0
         self.hold: asyncio.Event | None = None
@@ -141,7 +148,9 @@ class TinyPicker(ext_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServi
     async def StreamAccessLogs(self, requests: Any, context: Any) -> Any:
         async for message in requests:
             self.raw.append(message)
-            self.records += decode_records(message)
+            for entry, record in zip(message.http_logs.log_entry, decode_records(message), strict=True):
+                path = entry.request.path.partition("?")[0]
+                self.records.append(Logged(**msgspec.structs.asdict(record), path=path))
         return als_pb2.StreamAccessLogsResponse()
 
 
@@ -277,11 +286,11 @@ class Rig:
             engine.hits = engine.aborted = 0
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[Logged]:
         """What all pickers got."""
         return [record for picker in self.pickers for record in picker.records]
 
-    async def record(self, path: str, count: int = 1) -> Record:
+    async def record(self, path: str, count: int = 1) -> Logged:
         """Wait for the `count`-th record of `path`."""
         async with asyncio.timeout(10):
             while True:
@@ -290,7 +299,7 @@ class Rig:
                     return found[-1]
                 await asyncio.sleep(0.02)
 
-    async def record_unseen(self) -> Record:
+    async def record_unseen(self) -> Logged:
         """Wait for the record of a request that the picker had not answered."""
         async with asyncio.timeout(10):
             while not (found := [record for record in self.records if not record.request_id]):

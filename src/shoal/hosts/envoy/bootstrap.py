@@ -57,6 +57,12 @@ def _overload(settings: EnvoySettings) -> Document:
             _action("stop_accepting_requests", heap, 0.95),
             _action("reset_high_memory_stream", heap, 0.98, 1.0),
         ]
+        # That action knows only HTTP/2.  Here an HTTP/1 connection that goes on sending is answered and closed, while
+        # those that only receive go on.
+        shed = {"name": heap, "threshold": {"value": 0.98}}
+        manager["loadshed_points"] = [
+            {"name": "envoy.load_shed_points.http1_server_abort_dispatch", "triggers": [shed]}
+        ]
     return manager
 
 

@@ -4,49 +4,21 @@ Owns the reading of one gRPC access-log entry.  Whom a record belongs to is deci
 it carries; engines' figures are input to be checked, never trusted.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.hosts.envoy.accesslog import ENGINE_TTFT_TAG, TTFT_TAG
-from shoal.hosts.envoy.filters import METADATA
-from shoal.hosts.envoy.usage import NAMESPACE
+from shoal.hosts.envoy.accesslog import RECORD_FIELDS, RECORD_TAG
 from shoal.pool import Outcome
 
 # More tokens than any request can have: a figure above is a mistake or an attack.
 MAX_TOKENS = 1 << 30
 
-# Envoy's short names of the response flags, by field: https://www.envoyproxy.io (access log, RESPONSE_FLAGS).
-_FLAGS = {
-    "failed_local_healthcheck": "LH",
-    "no_healthy_upstream": "UH",
-    "upstream_request_timeout": "UT",
-    "local_reset": "LR",
-    "upstream_remote_reset": "UR",
-    "upstream_connection_failure": "UF",
-    "upstream_connection_termination": "UC",
-    "upstream_overflow": "UO",
-    "no_route_found": "NR",
-    "delay_injected": "DI",
-    "fault_injected": "FI",
-    "rate_limited": "RL",
-    "unauthorized_details": "UAEX",
-    "rate_limit_service_error": "RLSE",
-    "downstream_connection_termination": "DC",
-    "upstream_retry_limit_exceeded": "URX",
-    "stream_idle_timeout": "SI",
-    "invalid_envoy_request_headers": "IH",
-    "downstream_protocol_error": "DPE",
-    "upstream_max_stream_duration_reached": "UMSDR",
-    "response_from_cache_filter": "RFCF",
-    "no_filter_config_found": "NFCF",
-    "duration_timeout": "DT",
-    "upstream_protocol_error": "UPE",
-    "no_cluster_found": "NC",
-    "overload_manager": "OM",
-    "dns_resolution_failure": "DF",
-    "downstream_remote_reset": "DR",
-}
+T = TypeVar("T")
+# How Envoy writes what is not there.
+_NOTHING = ("", "-")
+# Envoy's short names of the response flags: https://www.envoyproxy.io (access log, RESPONSE_FLAGS).
 _GONE = {"DC", "DR"}
 _CUT = "upstream_reset_after_response_started"
 # A tunnel (WebSocket) has no end but a closed connection.
@@ -54,17 +26,43 @@ _SWITCHED = 101
 _BROKEN = {"UR", "UF", "UC", "UPE", "UT"}
 
 
+class _Own(msgspec.Struct, frozen=True):
+    """What the picker said of a request."""
+
+    id: str = ""
+    picker: str = ""
+    refused: bool = False
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    """What `usage` found in an answer: numbers, as far as an engine is to be believed."""
+
+    prompt: Any = None
+    completion: Any = None
+    cached: Any = None
+    input: Any = None
+    output: Any = None
+    input_cached: Any = None
+    cache_read: Any = None
+    cache_created: Any = None
+
+
+_NOBODYS, _NO_USAGE = _Own(), _Usage()
+_own_of = msgspec.json.Decoder(_Own).decode
+_usage_of = msgspec.json.Decoder(_Usage).decode
+_LAST_FIELD = len(RECORD_FIELDS) - 1
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One finished request.
 
-    picker, request_id: as the picker wrote them, "" for a request that no picker saw.  path: without its query.
-    is_refused: the picker answered it by itself.
+    picker, request_id: as the picker wrote them, "" for a request that no picker saw.  is_refused: the picker answered
+    it by itself.
     """
 
     picker: str
     request_id: str
     outcome: Outcome
-    path: str = ""
     is_refused: bool = False
 
 
@@ -75,93 +73,82 @@ def decode_records(message: Any) -> list[Record]:
 
 def decode_record(entry: Any) -> Record:
     """Return what one HTTPAccessLogEntry says.  Never raises: odd values are left out."""
-    common, response, request = entry.common_properties, entry.response, entry.request
-    metadata = common.metadata.filter_metadata
-    own = metadata[METADATA].fields if METADATA in metadata else {}
-    flags = _flags(common)
-    status = response.response_code.value
-    served = _address(common)
-    is_gone = not _GONE.isdisjoint(flags)
-    details = response.response_code_details
-    answered = details == "via_upstream"
-    # The client got the engine's head (else Envoy's own error) and not the end.  A client that leaves is no such case.
-    is_cut = details.startswith(_CUT) and status < 500 and status != _SWITCHED and not is_gone
-    usage = _usage(metadata[NAMESPACE].fields) if NAMESPACE in metadata else (None, None, None)
-    prompt, cached, completion = usage
+    common = entry.common_properties
+    fields = common.custom_tags.get(RECORD_TAG, "").split("\t", _LAST_FIELD)
+    if len(fields) <= _LAST_FIELD:
+        return Record(picker="", request_id="", outcome=Outcome())
+    own_text, usage_text, code, served, attempts, ttft, engine_ttft, size, flags, details = fields
+    own = _NOBODYS if own_text in _NOTHING else _decoded(_own_of, own_text, _NOBODYS)
+    usage = _NO_USAGE if usage_text in _NOTHING else _decoded(_usage_of, usage_text, _NO_USAGE)
+    prompt, cached, completion = _tokens(usage)
+    status = _count(code)
+    served = "" if served in _NOTHING else served
+    flags = "" if flags in _NOTHING else flags
+    is_gone = bool(flags) and not _GONE.isdisjoint(flags.split(","))
+    duration = common.duration
     outcome = Outcome(
         status=status,
         served_address=served,
-        attempts=min(common.upstream_request_attempt_count, 1000),
-        ttft_s=_span(common, TTFT_TAG),
-        engine_ttft_s=_span(common, ENGINE_TTFT_TAG),
-        duration_s=_seconds(common.duration),
+        attempts=min(_count(attempts), 1000),
+        ttft_s=_span(ttft),
+        engine_ttft_s=_span(engine_ttft),
+        duration_s=duration.seconds + duration.nanos / 1e9,
         prompt_tokens=prompt,
         cached_tokens=cached,
         completion_tokens=completion,
-        response_bytes=response.response_body_bytes,
-        is_cut=is_cut,
+        response_bytes=_count(size),
+        # The client got the engine's head (else Envoy's own error) and not the end.  A client that leaves is no such
+        # case.
+        is_cut=details.startswith(_CUT) and status < 500 and status != _SWITCHED and not is_gone,
         is_client_gone=is_gone,
-        is_upstream_failure=_is_failure(served, flags, status, answered),
-        flags=",".join(flags),
+        is_upstream_failure=_is_failure(served, flags, status, details == "via_upstream", is_gone),
+        flags=flags,
     )
-    return Record(
-        picker=own["picker"].string_value if "picker" in own else "",
-        request_id=own["id"].string_value if "id" in own else "",
-        outcome=outcome,
-        path=request.path.partition("?")[0],
-        is_refused="refused" in own,
-    )
+    return Record(picker=own.picker, request_id=own.id, outcome=outcome, is_refused=own.refused)
 
 
-def _flags(common: Any) -> list[str]:
-    if not common.HasField("response_flags"):
-        return []
-    return [_FLAGS.get(field.name, field.name) for field, _ in common.response_flags.ListFields()]
+def _decoded(decode: Callable[[str], T], text: str, otherwise: T) -> T:
+    try:
+        return decode(text)
+    except (msgspec.MsgspecError, UnicodeError):
+        return otherwise
 
 
-def _address(common: Any) -> str:
-    if not common.HasField("upstream_remote_address"):
-        return ""
-    address = common.upstream_remote_address.socket_address
-    host = f"[{address.address}]" if ":" in address.address else address.address
-    return f"{host}:{address.port_value}" if host else ""
+def _count(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
-def _span(common: Any, tag: str) -> float | None:
-    text = common.custom_tags.get(tag, "")
+def _span(text: str) -> float | None:
     return int(text) / 1e6 if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
-def _seconds(duration: Any) -> float:
-    return float(duration.seconds) + float(duration.nanos) / 1e9
-
-
-def _tokens(fields: Any, key: str) -> int | None:
-    if key not in fields:
-        return None
-    value = fields[key].number_value
+def _sane(value: Any) -> int | None:
     # Also false for NaN.
-    return int(value) if fields[key].HasField("number_value") and 0 <= value <= MAX_TOKENS else None
+    return int(value) if type(value) in (int, float) and 0 <= value <= MAX_TOKENS else None
 
 
-def _usage(fields: Any) -> tuple[int | None, int | None, int | None]:
+def _tokens(usage: _Usage) -> tuple[int | None, int | None, int | None]:
     """Return prompt, cached and completion tokens; prompt includes the cached ones in every API."""
-    prompt, cached = _tokens(fields, "prompt"), _tokens(fields, "cached")
-    completion = _tokens(fields, "completion")
-    if prompt is None and (given := _tokens(fields, "input")) is not None:
-        read, created = _tokens(fields, "cache_read"), _tokens(fields, "cache_created")
-        prompt = given + (read or 0) + (created or 0)
-        cached = read if read is not None else _tokens(fields, "input_cached")
+    prompt, cached, completion = _sane(usage.prompt), _sane(usage.cached), _sane(usage.completion)
+    if prompt is None and (given := _sane(usage.input)) is not None:
+        read = _sane(usage.cache_read)
+        prompt = given + (read or 0) + (_sane(usage.cache_created) or 0)
+        cached = read if read is not None else _sane(usage.input_cached)
     if completion is None:
-        completion = _tokens(fields, "output")
+        completion = _sane(usage.output)
     if cached is not None and (prompt is None or cached > prompt):
         cached = None
     return prompt, cached, completion
 
 
-def _is_failure(served: str, flags: list[str], status: int, answered: bool) -> bool:
+def _is_failure(served: str, flags: str, status: int, answered: bool, is_gone: bool) -> bool:
     """Whether the engine is to blame: not for what a client or the router itself ended."""
-    if not served or status == _SWITCHED or not _GONE.isdisjoint(flags):
+    if not served or status == _SWITCHED or is_gone:
         return False
+    if answered and status >= 500:
+        return True
+    if not flags:
+        return False
+    names = flags.split(",")
     # Silence until the idle timer fires is a stalled engine when no head came (then the status is 504).
-    return not _BROKEN.isdisjoint(flags) or (answered and status >= 500) or ("SI" in flags and status == 504)
+    return not _BROKEN.isdisjoint(names) or (status == 504 and "SI" in names)

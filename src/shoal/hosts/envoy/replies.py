@@ -7,7 +7,7 @@ the picker, which marks them in its metadata.
 from typing import Any
 
 from shoal.hosts.envoy.settings import EnvoySettings
-from shoal.hosts.envoy.typed import Document
+from shoal.hosts.envoy.typed import Document, typed
 
 REFUSED_KEY = "refused"
 
@@ -39,6 +39,14 @@ def metadata_is_present(key: str) -> Document:
 
 def _is_without_route() -> Document:
     return {"and_filter": {"filters": [status_is(404), {"response_flag_filter": {"flags": ["NR"]}}]}}
+
+
+def _is_shed() -> Document:
+    """The filter that matches answers of Envoy's HTTP/1 codec when memory is short; they have no response flag yet."""
+    cel = typed(
+        "extensions.access_loggers.filters.cel.v3.ExpressionFilter", expression="response.code_details == 'overload'"
+    )
+    return {"extension_filter": {"name": "envoy.access_loggers.extension_filters.cel", "typed_config": cel}}
 
 
 def local_replies(settings: EnvoySettings) -> Document:
@@ -87,6 +95,15 @@ def local_replies(settings: EnvoySettings) -> Document:
                 invalid,
                 "body_too_large",
                 f"The request body is larger than the limit of {limit} bytes ({limit / 1048576:g} MiB).",
+            ),
+            # An HTTP/1 connection that went on sending while memory was short.
+            _error(
+                500,
+                server,
+                "overloaded",
+                "The router is short of memory. Try again shortly.",
+                when=_is_shed(),
+                status_code=503,
             ),
             _error(429, "rate_limit_error", "rate_limited", "Too many requests. Try again later."),
             _error(431, invalid, "headers_too_large", "The request's headers are too large."),

@@ -42,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what clients may take.
 
     max_body_bytes: larger request bodies get 413.  max_connections: open client connections, the rest are closed at
-    once.  heap_bytes: Envoy's own memory; above 95 % new requests get 503, above 98 % the largest uploads are reset.
+    once.  heap_bytes: Envoy's own memory; above 95 % new requests get 503, above 98 % uploads are ended.
     0 leaves it unbounded.  max_streams: requests in flight per cluster; Envoy's own default of 1,024 would let
     requests past the picker.  max_usage_event_bytes: larger SSE events are not searched for usage.
     """
