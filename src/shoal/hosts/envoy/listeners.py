@@ -65,6 +65,7 @@ def _connection_manager(settings: EnvoySettings) -> Document:
             "idle_timeout": seconds(clocks.connection_idle_s),
             **({"max_stream_duration": seconds(clocks.stream_s)} if clocks.stream_s else {}),
         },
+        http_protocol_options={"accept_http_10": True, "default_host_for_http_10": "shoal"},
         http2_protocol_options={
             "allow_connect": True,
             "max_concurrent_streams": 10_000,

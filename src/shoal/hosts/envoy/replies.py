@@ -41,11 +41,10 @@ def _is_without_route() -> Document:
     return {"and_filter": {"filters": [status_is(404), {"response_flag_filter": {"flags": ["NR"]}}]}}
 
 
-def _is_shed() -> Document:
-    """The filter that matches answers of Envoy's HTTP/1 codec when memory is short; they have no response flag yet."""
-    cel = typed(
-        "extensions.access_loggers.filters.cel.v3.ExpressionFilter", expression="response.code_details == 'overload'"
-    )
+def _details_begin(text: str) -> Document:
+    """Return the filter that matches what Envoy itself says of its reason; response flags are not set so early."""
+    expression = f"response.code_details.startsWith('{text}')"
+    cel = typed("extensions.access_loggers.filters.cel.v3.ExpressionFilter", expression=expression)
     return {"extension_filter": {"name": "envoy.access_loggers.extension_filters.cel", "typed_config": cel}}
 
 
@@ -72,9 +71,11 @@ def local_replies(settings: EnvoySettings) -> Document:
                 server,
                 "picker_unavailable",
                 "The router has no picker at the moment. Try again shortly.",
+                when=_details_begin("rbac_access_denied"),
                 status_code=503,
                 headers_to_add=[{"header": {"key": "retry-after", "value": "1"}}],
             ),
+            _error(403, invalid, "upgrade_not_served", "This upgrade is not served: only websockets are."),
             _error(404, invalid, "not_found", "There is nothing at this path.", when=_is_without_route()),
             _error(
                 404,
@@ -102,12 +103,14 @@ def local_replies(settings: EnvoySettings) -> Document:
                 server,
                 "overloaded",
                 "The router is short of memory. Try again shortly.",
-                when=_is_shed(),
+                when=_details_begin("overload"),
                 status_code=503,
             ),
             _error(429, "rate_limit_error", "rate_limited", "Too many requests. Try again later."),
+            _error(426, invalid, "http_version", "Send the request as HTTP/1.1, HTTP/1.0 or HTTP/2."),
             _error(431, invalid, "headers_too_large", "The request's headers are too large."),
             _error(500, server, "router_error", "The router could not handle the request."),
+            _error(501, invalid, "unknown_transfer_coding", "Send the body chunked or with its length, nothing else."),
             _error(502, server, "bad_gateway", "The engine's answer is not valid HTTP."),
             _error(
                 503,
