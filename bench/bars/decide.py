@@ -66,15 +66,18 @@ def router_of(endpoints: int, config: str = "") -> Router:
         id = f"10.{i >> 16}.{(i >> 8) & 255}.{i & 255}:8000"
         router.handle(EndpointJoined(Endpoint(id=id, address=id), EndpointState.READY), 0.0)
         router.handle(ModelsSeen(id, (ServedModel(id=MODEL, max_model_len=131_072),)), 0.0)
-        signals = Signals(
-            waiting=float(rng.integers(0, 5)),
-            running=float(rng.integers(0, 30)),
-            kv_usage_ratio=float(rng.random()),
-            block_size_tokens=16,
-            num_blocks=20_000,
-        )
-        router.handle(LoadSeen(id, signals), 0.0)
+        router.handle(LoadSeen(id, _reading(rng)), 0.0)
     return router
+
+
+def _reading(rng: np.random.Generator) -> Signals:
+    return Signals(
+        waiting=float(rng.integers(0, 5)),
+        running=float(rng.integers(0, 30)),
+        kv_usage_ratio=float(rng.random()),
+        block_size_tokens=16,
+        num_blocks=20_000,
+    )
 
 
 def arrivals(count: int, *, seed: int = 2, blocks: int = _PROMPT_BLOCKS, shared: int = _SHARED) -> Iterator[Arrived]:
@@ -105,7 +108,11 @@ class DecisionTimes(NamedTuple):
 
 
 def decision_times(router: Router, count: int, *, seed: int = 2, inflight: int = 200) -> DecisionTimes:
-    """Time `count` arrivals while about `inflight` earlier requests are in flight."""
+    """Time `count` arrivals while about `inflight` earlier requests are in flight and engines are read as in a pool."""
+    rng = np.random.default_rng(seed)
+    ids = [endpoint.id for endpoint in router.status().endpoints]
+    for id in ids:
+        router.handle(LoadSeen(id, _reading(rng)), 1_000.0 * seed)
     now = 1.0 + 1_000.0 * seed
     open_ids: list[str] = []
     times: list[int] = []
@@ -119,8 +126,9 @@ def decision_times(router: Router, count: int, *, seed: int = 2, inflight: int =
         decided.append(clock() - began)
         return decision
 
-    for arrived in arrivals(count + inflight, seed=seed):
+    for number, arrived in enumerate(arrivals(count + inflight, seed=seed)):
         now += 0.001
+        router.handle(LoadSeen(ids[number % len(ids)], _reading(rng)), now)
         with patch.object(Scheduler, "schedule", timed):
             began = clock()
             commands = router.handle(arrived, now)

@@ -5,7 +5,7 @@ scrapes and records that fall into the time count too.
 """
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import numpy as np
 import uvloop
@@ -14,11 +14,14 @@ from bench.bars.registry import Figure, bar
 from bench.cost import Cost, Parts, cost_of, failures
 from bench.ground import DIRECT, Pool, backends, pool_of
 from bench.peers import NGINX, Failed, running
+from bench.sender import Sent
 
 _ROUNDS = 3
 _SECONDS = 3.0
 _CHUNKS = (10, 1_000)
+_STREAMS = 100
 _PACE_US = 2_000
+_LONGEST_S = 120.0
 
 
 def parts_of(pool: Pool) -> Parts:
@@ -103,32 +106,47 @@ def against_nginx(scale: float, flags: Sequence[str] = DIRECT) -> Figure:
 
 @bar("direct.cpu-chunk", "worker CPU of a streamed chunk of 200 bytes", unit="us", at_most=8.0, part=2)
 def chunk(scale: float, flags: Sequence[str] = DIRECT) -> Figure:
-    """The difference of answers of 1,000 and of 10 chunks.
+    """The difference of answers of 1,000 and of 10 chunks, 100 streams at once.
 
-    Chunks are 2 ms apart, so that each comes by itself: sent as fast as can be, many would arrive in one read.
+    Chunks of one stream are 2 ms apart, so that each comes by itself as a token does.  Sent as fast as can be, many
+    arrive in one read: that figure, and nginx's of both, stand beside.
     """
+    return uvloop.run(_chunks(max(16, int(_STREAMS * scale)), flags))
 
-    async def both() -> Figure:
-        requests = max(16, int(48 * scale))
-        few, many = _CHUNKS
-        seen: dict[int, list[Cost]] = {few: [], many: []}
-        with backends(4) as addresses:
-            async with pool_of(addresses, flags) as pool:
-                for _ in range(_ROUNDS):
-                    for chunks, rounds in seen.items():
-                        cost = await cost_of(
-                            pool.url,
-                            parts_of(pool),
-                            prompt_chars=1_000,
-                            seconds=600.0,
-                            requests=requests,
-                            chunks=chunks,
-                            pace_us=_PACE_US,
-                        )
-                        rounds.append(cost)
-        low, high = (float(np.median([each.us for each in seen[chunks]])) for chunks in _CHUNKS)
-        figure = figure_of(seen[many], (high - low) / (many - few))
-        void = figure.void or failures(*(each.sent for each in seen[few]))
-        return Figure(value=figure.value, void=void, details={**figure.details, "us_10_chunks": low})
 
-    return uvloop.run(both())
+async def _chunks(streams: int, flags: Sequence[str]) -> Figure:
+    seen: dict[str, list[float]] = {}
+    sent: list[Sent] = []
+    with backends(4) as addresses:
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(pool_of(addresses, flags))
+            ways: dict[str, tuple[str, Parts]] = {"worker": (pool.url, parts_of(pool))}
+            with suppress(Failed):
+                nginx = await stack.enter_async_context(running(NGINX, addresses))
+                ways["nginx"] = (nginx.url, nginx.parts)
+            for _ in range(_ROUNDS):
+                for name, (url, parts) in ways.items():
+                    for how, pace_us in (("", _PACE_US), (", unpaced", 0)):
+                        us, both = await _per_chunk(url, parts, streams, pace_us)
+                        seen.setdefault(f"{name}{how}", []).append(round(us, 2))
+                        sent += both
+    medians = {name: float(np.median(each)) for name, each in seen.items()}
+    why = f"nginx {medians['nginx']:.1f} us in the same run" if "nginx" in medians else ""
+    return Figure(value=medians["worker"], void=failures(*sent), why=why, details={"rounds_us": seen, "us": medians})
+
+
+async def _per_chunk(url: str, parts: Parts, streams: int, pace_us: int) -> tuple[float, list[Sent]]:
+    costs = [
+        await cost_of(
+            url,
+            parts,
+            prompt_chars=1_000,
+            seconds=_LONGEST_S,
+            requests=streams,
+            connections=streams,
+            chunks=chunks,
+            pace_us=pace_us,
+        )
+        for chunks in _CHUNKS
+    ]
+    return (costs[1].us - costs[0].us) / (_CHUNKS[1] - _CHUNKS[0]), [each.sent for each in costs]
