@@ -32,6 +32,9 @@ COMPLETE = frozenset(
 )
 
 
+_NONE = np.zeros(0, np.bool_)
+
+
 class Columns(dict[str, Column | float]):
     """Columns over the whole fleet for one request.  Looking one up makes it; `in` asks whether anybody can."""
 
@@ -113,8 +116,9 @@ class Columns(dict[str, Column | float]):
         """A scraped column in which what is too old is unknown."""
         columns = self._fleet.columns
         if self._is_stale is None:
-            self._is_stale = columns["signals_at"] < self._now - STALE_SIGNALS_S
-        return np.where(self._is_stale, np.nan, columns[name])
+            is_stale = columns["signals_at"] < self._now - STALE_SIGNALS_S
+            self._is_stale = is_stale if is_stale.any() else _NONE
+        return columns[name] if self._is_stale is _NONE else np.where(self._is_stale, np.nan, columns[name])
 
 
 _MAKERS: dict[str, Callable[[Columns], Column | float]] = {

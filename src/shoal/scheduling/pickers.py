@@ -14,9 +14,7 @@ from shoal.scheduling.plugin import Scores
 Count = Annotated[int, "how many endpoints to pick; those after the first are fallbacks for a retry"]
 
 
-# Of more candidates than this the few best are cut out before they are put in order.
-_SORTED_WHOLE = 64
-# Up to this many candidates plain numbers are cheaper than arrays.
+# Up to this many candidates are put in order as plain numbers; of more the best are cut out before.
 _FEW = 16
 _DRAWN_AT_ONCE = 512
 
@@ -30,11 +28,13 @@ class Draws:
         self._stream = stream
         self._left: list[float] = []
 
-    def random(self, count: int) -> list[float]:
+    def random(self, count: int) -> "list[float] | Scores":
         """Return the next `count` numbers of 0 to 1."""
+        if count > _FEW:
+            return self._stream.random(count)
         left = self._left
         if len(left) < count:
-            left += self._stream.random(max(_DRAWN_AT_ONCE, count)).tolist()
+            left += self._stream.random(_DRAWN_AT_ONCE).tolist()
         drawn = left[-count:]
         del left[-count:]
         return drawn
@@ -42,19 +42,22 @@ class Draws:
 
 def best(total: Scores, count: int, chance: "np.random.Generator | Draws", taken: Sequence[int] = ()) -> list[int]:
     """Return up to `count` positions by descending total, equal totals in random order, without those `taken`."""
-    candidates = len(total)
-    if candidates <= _FEW:
-        ranked = sorted(zip(total.tolist(), chance.random(candidates), range(candidates), strict=True), reverse=True)
-        return [position for _, _, position in ranked if position not in taken][:count]
-    draws = np.asarray(chance.random(candidates))
     wanted = count + len(taken)
-    if candidates > max(wanted, _SORTED_WHOLE):
-        last = np.partition(total, -wanted)[-wanted]
-        among = np.flatnonzero(total >= last)
-        order = among[np.lexsort((draws[among], -total[among]))]
+    if len(total) > max(wanted, _FEW):
+        parted = total.copy()
+        parted.partition(-wanted)
+        among = (total >= parted[-wanted]).nonzero()[0]
+        total = total[among]
+        positions = among.tolist()
     else:
-        order = np.lexsort((draws, -total))
-    return [position for position in order.tolist() if position not in taken][:count]
+        positions = list(range(len(total)))
+    drawn = chance.random(len(positions))
+    if len(positions) <= _FEW:
+        ranked = sorted(zip(total.tolist(), drawn, positions, strict=True), reverse=True)
+        order = [position for _, _, position in ranked]
+    else:
+        order = [positions[at] for at in np.lexsort((np.asarray(drawn), -total)).tolist()]
+    return [position for position in order if position not in taken][:count]
 
 
 def _checked(max_num_of_endpoints: int) -> int:
