@@ -21,8 +21,9 @@ from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_model,
 
 # A body of unknown length is charged as this much until it is there.
 UNKNOWN_LENGTH_BYTES = 1 << 20
-# Bodies up to this size never wait for the budget: large ones cannot shut them out.
-SMALL_BODY_BYTES = 1 << 20
+# Bodies up to this size never wait for the budget, so that large ones cannot shut them out; it takes 16,000 of these to
+# fill the default budget once more.
+SMALL_BODY_BYTES = 1 << 16
 TRACE_HEADERS = ("traceparent",)
 CLIENT_KEY_HEADERS = ("authorization", "x-api-key")
 MODELS_PATH = "/v1/models"

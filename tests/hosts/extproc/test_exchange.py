@@ -243,6 +243,11 @@ def test_large_uploads_cannot_shut_out_small_bodies(door: Door) -> None:
     assert parse(reply).WhichOneof("response") == "request_headers"
 
 
+def test_bodies_of_a_megabyte_are_not_small(door: Door) -> None:
+    door.picker.buffered_bytes = door.picker.settings.limits.max_buffered_bytes
+    assert refused(Exchange(door.picker).receive(head(content_length="1000000")))[0] == 429
+
+
 def test_a_request_belongs_to_its_key_and_not_to_what_a_header_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driver, "_arm", lambda self, now: None)
     door = Door(check_key=lambda bearer, key: "team-a")
