@@ -7,6 +7,6 @@ its row says why, and nothing is said to be ahead of it.
 
 from bench.peers.catalog import NGINX, PEERS, Peer
 from bench.peers.front import Failed, Front, running
-from bench.peers.survey import Row, survey
+from bench.peers.rounds import Row, survey
 
 __all__ = ["NGINX", "PEERS", "Failed", "Front", "Peer", "Row", "running", "survey"]

@@ -11,7 +11,7 @@ from rich.console import Console
 from bench.machine import FOREIGN_CORES_LIMIT, Neighbours
 from bench.peers.catalog import NGINX, PEERS
 from bench.peers.install import NotInstalled, program_of
-from bench.peers.survey import survey
+from bench.peers.rounds import survey
 from bench.peers.table import table
 
 _WIDTH = 200

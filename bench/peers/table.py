@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from bench.peers.survey import NOBODY, Row
+from bench.peers.rounds import NOBODY, Row
 
 _COLUMNS = ("router", "version", "CPU, 1 KB", "CPU, 16 KB", "p50, 1 conn.", "req/s, 1 KB", "RSS before, after", "flags")
 

@@ -12,7 +12,7 @@ from bench.backend import serve
 from bench.peers import NGINX, PEERS, Failed, Peer, Row, running, survey
 from bench.peers.catalog import Place
 from bench.peers.install import NotInstalled, program_of, version_of
-from bench.peers.survey import NOBODY
+from bench.peers.rounds import NOBODY
 from bench.peers.table import table
 from bench.processes import command_of
 
