@@ -24,7 +24,7 @@ BARE_NEWLINE = re.compile(rb"(?<!\r)\n|\x00")
 _DENIED = re.compile(DENIED)
 
 # What becomes of a field.
-PASS, DROP, KEY, HOST, LENGTH, CODING, CONNECTION, UPGRADE, EXPECT, FORWARDED = range(10)
+PASS, DROP, KEY, HOST, LENGTH, KEEP_ALIVE, CODING, CONNECTION, UPGRADE, EXPECT, FORWARDED = range(11)
 _KINDS = {
     "authorization": KEY,
     "x-api-key": KEY,
@@ -137,10 +137,13 @@ class HeadReader:
                 if request.length is not None:
                     raise BadHead("The request declares its length twice.")
                 request.length = int(value)
-            elif kind == CONNECTION:
-                connection += "," + value.lower()
+            elif kind == KEEP_ALIVE:
+                request.is_lasting = True
                 continue
             elif kind == DROP:
+                continue
+            elif kind == CONNECTION:
+                connection += "," + value.lower()
                 continue
             else:
                 self._rare(request, kind, value)
@@ -208,6 +211,8 @@ class HeadReader:
         kind = _KINDS.get(name, PASS)
         if kind == PASS and name.startswith(self._prefixes):
             kind = DROP
+        if kind == CONNECTION and value.lower() == "keep-alive":
+            kind = KEEP_ALIVE  # by far the most frequent, and nothing is to be done
         if kind == LENGTH and not (value.isascii() and value.isdigit() and len(value) < 16):
             raise BadHead("The request's content-length is not one number.")
         if kind == HOST and _HOST.fullmatch(value) is None:

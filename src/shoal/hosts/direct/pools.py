@@ -81,10 +81,11 @@ class EngineConnection(asyncio.Protocol):
 class EnginePool:
     """The connections to one address.  idle: unused ones, the one used last at the end.
 
-    head_end: what ends a request's head to this engine, its own key included.  shown: the line that names it.
+    own_lines: header lines of a request that differ by engine, each after its line end; its own key is among them.
+    head_end: the same with the head's end.  shown: the line that names it in answers.
     """
 
-    __slots__ = ("_pools", "address", "backend", "head_end", "host", "idle", "port", "shown")
+    __slots__ = ("_pools", "address", "backend", "head_end", "host", "idle", "own_lines", "port", "shown")
 
     def __init__(self, pools: "Pools", address: str) -> None:
         self._pools = pools
@@ -100,7 +101,9 @@ class EnginePool:
         """Dial differently from now on."""
         self.backend = backend
         key = backend.authorization
-        self.head_end = b"\r\nauthorization: " + key.encode("latin-1") + b"\r\n\r\n" if key else b"\r\n\r\n"
+        lines = [f"x-gateway-destination-endpoint: {self.address}", *([f"authorization: {key}"] if key else [])]
+        self.own_lines = "".join(f"\r\n{line}" for line in lines).encode("latin-1")
+        self.head_end = self.own_lines + b"\r\n\r\n"
 
     def take(self) -> EngineConnection | None:
         """Return an unused connection, None when there is none."""

@@ -161,7 +161,7 @@ class Relay:
         connection.take = self._on_head
         end = pool.head_end
         if self._head.keys and self._plane.settings.forward_client_key and not pool.backend.authorization:
-            end = b"\r\n" + b"\r\n".join(self._head.keys) + b"\r\n\r\n"
+            end = b"\r\n".join((pool.own_lines, *self._head.keys)) + b"\r\n\r\n"
         if len(body) <= _JOIN_BYTES:
             connection.transport.write(self._base + end + body)
         else:

@@ -5,6 +5,8 @@ Owns how much is kept.  What the fields mean is `wire.usage`'s; engines' figures
 
 import re
 
+import msgspec
+
 from shoal.hosts.direct.answerheads import AnswerHead
 from shoal.pool import Api
 from shoal.wire import Usage, UsageMeter
@@ -28,10 +30,47 @@ def keeps_first(answer: AnswerHead, api: Api) -> bool:
     return answer.is_events and api is Api.MESSAGES
 
 
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Figures(msgspec.Struct, gc=False):
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Document(msgspec.Struct, gc=False):
+    usage: _Figures
+
+
+_DOCUMENT = msgspec.json.Decoder(_Document)
+
+
 def usage_of(answer: AnswerHead, api: Api, first: bytes, tail: bytes) -> Usage:
     """Read the usage out of the first and the last bytes of a body, frames of chunks among them."""
-    if (_MARK not in tail and _MARK not in first) or answer.is_encoded or api in _SILENT_APIS:
+    at = tail.rfind(_MARK)
+    if (at < 0 and _MARK not in first) or answer.is_encoded or api in _SILENT_APIS:
         return NO_USAGE
+    if not first:
+        # What engines mostly send: a whole document, or a last event whole, with the fields of chat.
+        found = tail
+        if answer.is_events:
+            start, stop = tail.rfind(b"data: ", 0, at), tail.find(b"\n", at)
+            found = tail[start + 6 : stop] if start >= 0 and stop > 0 else b""
+        try:
+            usage = _DOCUMENT.decode(found).usage
+        except msgspec.MsgspecError:
+            pass
+        else:
+            details = usage.prompt_tokens_details
+            cached = details.cached_tokens if details is not None else None
+            return _checked(usage.prompt_tokens, cached, usage.completion_tokens)
+    return _searched(answer, first, tail)
+
+
+def _searched(answer: AnswerHead, first: bytes, tail: bytes) -> Usage:
+    """Read every event or the document, whatever its shape."""
     meter = UsageMeter()
     if answer.is_events:
         if first:
@@ -40,7 +79,7 @@ def usage_of(answer: AnswerHead, api: Api, first: bytes, tail: bytes) -> Usage:
         meter.feed(_unframed(tail, answer))
     elif answer.is_json:
         _read_document(meter, _unframed(tail, answer).strip())
-    return _checked(meter.usage)
+    return _checked(*meter.usage)
 
 
 def _unframed(body: bytes, answer: AnswerHead) -> bytes:
@@ -70,8 +109,11 @@ def _end_of_object(text: bytes, at: int) -> int:
     return len(text)
 
 
-def _checked(usage: Usage) -> Usage:
-    prompt, cached, completion = (tokens if tokens is not None and tokens <= MAX_TOKENS else None for tokens in usage)
-    if cached is not None and (prompt is None or cached > prompt):
+def _checked(prompt: int | None, cached: int | None, completion: int | None) -> Usage:
+    if prompt is not None and not 0 <= prompt <= MAX_TOKENS:
+        prompt = None
+    if completion is not None and not 0 <= completion <= MAX_TOKENS:
+        completion = None
+    if cached is not None and (prompt is None or not 0 <= cached <= prompt):
         cached = None
     return Usage(prompt, cached, completion)
