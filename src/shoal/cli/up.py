@@ -49,6 +49,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     how = parser.add_argument_group("how")
     how.add_argument("--config", type=Path, metavar="FILE", help="EndpointPickerConfig; followed while it runs")
     how.add_argument("--workers", type=int, default=1, metavar="N", help="picker processes (1)")
+    how.add_argument(
+        "--data-plane",
+        choices=("envoy", "direct"),
+        help="what carries the bytes: Envoy, or the workers themselves (envoy, or what the configuration says)",
+    )
     how.add_argument("--seed", type=int, default=0, help="seed of every random choice (0)")
     how.add_argument("--drain-timeout", type=float, metavar="S", help="longest drain at the end (30)")
     add_log_flags(how)
@@ -75,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         config=args.config,
         host=args.host,
         port=args.port,
+        data_plane=args.data_plane,
         workers=args.workers,
         run_dir=args.run_dir,
         metrics_port=args.metrics_port,

@@ -174,6 +174,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     listen: Annotated[Listen, "where clients connect"] = Listen()
     tls: Annotated[Tls | None, "TLS of the listener; none by default"] = None
+    data_plane: Annotated[
+        Literal["envoy", "direct"], "what carries the bytes: an Envoy of the pool's own, or the workers themselves"
+    ] = "envoy"
     limits: Annotated[Limits, "what clients may take"] = Limits()
     usage: Annotated[
         Literal["observe", "inject"],
@@ -182,12 +185,12 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     failure_mode: Annotated[
         Literal["open", "closed"],
         "while no picker runs: open lets Envoy balance new requests by itself, closed answers 503; with API keys it is "
-        "always closed",
+        "always closed; the direct data plane serves nobody without its workers",
     ] = "open"
     public_paths: Annotated[
         Literal["serving", "all"],
         "serving answers paths that are for operators of engines (metrics, sleep, weights, adapters) with 404; all "
-        "passes them to an engine; of our own Envoy only",
+        "passes them to an engine; behind a gateway of others that gateway decides",
     ] = "serving"
     retries: Annotated[Retries, "after a failure before the response head"] = Retries()
     auth: Annotated[Auth, "who may send requests"] = Auth()

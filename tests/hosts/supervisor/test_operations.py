@@ -37,7 +37,11 @@ class Scene:
             run_dir=directory,
             configuration=Configuration(self.file),
             backends=SimpleNamespace(replace=lambda targets: None),
-            plane=SimpleNamespace(configure=lambda settings: None),
+            plane=SimpleNamespace(
+                configure=lambda config: None,
+                needs_restart=lambda before, after: [],
+                needs_new_workers=lambda before, after: [],
+            ),
             gate=SimpleNamespace(pass_on=self.pass_on),
             workers=SimpleNamespace(upgrade=self.upgrade),
         )

@@ -29,6 +29,8 @@ def test_a_flag_wins_over_the_configuration_and_the_configuration_over_the_defau
     flags = Options(host="127.0.0.1", port=9000, metrics_port=9999)
     assert ground_of(flags, pool) == Ground(host="127.0.0.1", port=9000, metrics_port=9999)
     assert ground_of(Options(), config().pool) == GROUND
+    assert ground_of(Options(), config("data_plane: direct\n").pool).data_plane == "direct"
+    assert ground_of(Options(data_plane="envoy"), config("data_plane: direct\n").pool).data_plane == "envoy"
 
 
 def test_envoy_is_told_the_limits_retries_and_failure_mode_of_the_configuration() -> None:
@@ -61,12 +63,9 @@ def test_a_clients_key_stays_here_unless_configured() -> None:
 
 
 def test_settings_that_only_a_restart_brings_into_use_are_named() -> None:
-    after = config("listen: {port: 8001}\nmetrics: {port: 9091}\nlimits: {max_connections: 10}\n")
-    assert needs_restart(GROUND, Options(), config(), after) == [
-        "listen.port",
-        "metrics.port",
-        "limits.max_connections",
-    ]
+    after = config("listen: {port: 8001}\nmetrics: {port: 9091}\ndata_plane: direct\n")
+    assert needs_restart(GROUND, Options(), config(), after) == ["listen.port", "metrics.port", "data_plane"]
+    assert needs_restart(GROUND, Options(data_plane="envoy"), config(), config("data_plane: direct\n")) == []
     assert (
         needs_restart(GROUND, Options(port=8080, metrics_port=9090), config(), config("listen: {port: 8001}\n")) == []
     )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from shoal.hosts.supervisor.doors import PickerDoor
 from shoal.hosts.supervisor.ledger import Ledger
 from shoal.hosts.supervisor.spares import Spare
 from shoal.hosts.supervisor.warm import AT_WORK, IDLE
@@ -27,13 +28,15 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def command(picker: str, grpc: Path, admin: Path) -> Sequence[str]:
-    return [sys.executable, "-m", FAKE, "--socket", str(grpc), "--admin", str(admin), "--picker-id", picker]
-
-
 def play(run_dir: Path, act: Callable[[Workers], Awaitable[None]]) -> None:
+    door = PickerDoor(run_dir)
+
+    def command(picker: str, incarnation: str, admin: Path) -> Sequence[str]:
+        flags = [*door.flags(picker, incarnation), "--admin", str(admin), "--picker-id", picker]
+        return [sys.executable, "-m", FAKE, *flags]
+
     async def run() -> None:
-        workers = Workers(1, run_dir, command, Ledger(), {}, WAITING)
+        workers = Workers(["0"], run_dir, command, door, Ledger(), {}, WAITING)
         workers.start()
         try:
             await until(lambda: workers._spare.pid is not None)

@@ -14,10 +14,11 @@ import msgspec
 from shoal.hosts.admin import PoolPicture, Snapshot
 from shoal.hosts.extproc.worker import parser
 from shoal.hosts.supervisor.answers import PoolAnswers
+from shoal.hosts.supervisor.doors import PickerDoor, service_socket
 from shoal.hosts.supervisor.ledger import Ledger
 from shoal.hosts.supervisor.link import WorkerLink
 from shoal.hosts.supervisor.pulse import Pulse
-from shoal.hosts.supervisor.workers import Workers, service_socket, worker_command
+from shoal.hosts.supervisor.workers import Workers, worker_command
 from shoal.pool import Endpoint, EndpointState, Signals
 from shoal.routing.events import EndpointChanged, EndpointJoined, Event, LoadSeen
 
@@ -34,12 +35,14 @@ class Scene:
         self.ledger = Ledger()
         self.lost: list[str] = []
         self.extra: list[str] = []
-        self.workers = Workers(count, run_dir, self.command, self.ledger)
+        self.door = PickerDoor(run_dir)
+        pickers = [str(number) for number in range(count)]
+        self.workers = Workers(pickers, run_dir, self.command, self.door, self.ledger)
         self.workers.on_lost(self.lost.append)
         self.answers = PoolAnswers(self.workers.seats, PoolPicture)
 
-    def command(self, picker: str, grpc: Path, admin: Path) -> Sequence[str]:
-        flags = ["--socket", str(grpc), "--admin", str(admin), "--picker-id", picker]
+    def command(self, picker: str, incarnation: str, admin: Path) -> Sequence[str]:
+        flags = [*self.door.flags(picker, incarnation), "--admin", str(admin), "--picker-id", picker]
         return [sys.executable, str(FAKE), *flags, *self.extra]
 
     def tell(self, *events: Event) -> None:
@@ -275,7 +278,8 @@ def test_silence_of_a_worker_that_is_gone_is_forgotten(tmp_path: Path) -> None:
 
 def test_the_hash_key_of_workers_is_in_their_environment_and_not_in_their_arguments(tmp_path: Path) -> None:
     async def act() -> None:
-        workers = Workers(1, tmp_path, Scene(tmp_path).command, Ledger(), {"SHOAL_HASH_KEY": "c0ffee"})
+        scene = Scene(tmp_path)
+        workers = Workers(["0"], tmp_path, scene.command, scene.door, Ledger(), {"SHOAL_HASH_KEY": "c0ffee"})
         workers.start()
         try:
             await until(lambda: workers.processes[0].ready.is_set())
@@ -289,6 +293,6 @@ def test_the_hash_key_of_workers_is_in_their_environment_and_not_in_their_argume
 
 
 def test_workers_log_at_the_level_and_in_the_format_of_the_pool() -> None:
-    command = worker_command(Path("config.yaml"), 2, 7, "json", "debug")
-    options = parser().parse_args([*command("1", Path("s"), Path("a"))][3:])
+    command = worker_command(PickerDoor(Path("run")), Path("config.yaml"), 2, 7, "json", "debug")
+    options = parser().parse_args([*command("1", "1.4", Path("a"))][3:])
     assert (options.log_format, options.log_level, options.seed, options.workers) == ("json", "debug", 8, 2)

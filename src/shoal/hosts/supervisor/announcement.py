@@ -30,6 +30,7 @@ def what_is_open(parts: Parts) -> list[tuple[str, dict[str, object]]]:
                 "backends": len(options.backends) + len(pool.backends),
                 "backends_file": options.backends_file,
                 "workers": options.workers,
+                "data_plane": parts.ground.data_plane,
                 "config": parts.configuration.source,
             },
         )

@@ -27,9 +27,9 @@ class Child:
     """A child that is started again whenever it ends, until `stop`.
 
     name: for log lines.  command: called before each start, gives argv.  on_line: gets each line of stdout.
-    on_start, on_exit: told after each start and each end.  env: added to the environment.  backoff: waits between
-    starts.  pass_line: gets each line of stderr, to show it to the operator.  spare: gives a process that waits to
-    become this child, if there is one, for argv.
+    on_start, on_exit: told after each start and each end.  env: added to the environment.  inherited: descriptors that
+    it gets.  backoff: waits between starts.  pass_line: gets each line of stderr, to show it to the operator.  spare:
+    gives a process that waits to become this child, if there is one, for argv.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Child:
         on_start: Callable[["Child"], Coroutine[Any, Any, None]] | None = None,
         on_exit: Callable[["Child"], None] | None = None,
         env: dict[str, str] | None = None,
+        inherited: Sequence[int] = (),
         backoff: Backoff | None = None,
         pass_line: Callable[[str], None] | None = None,
         spare: Callable[[Sequence[str]], asyncio.subprocess.Process | None] = lambda _: None,
@@ -53,6 +54,7 @@ class Child:
         self._on_start = on_start
         self._on_exit = on_exit
         self._env = env or {}
+        self._inherited = inherited
         self._backoff = backoff or Backoff()
         self._pass_line = pass_line or _show
         self._spare = spare
@@ -161,7 +163,7 @@ class Child:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         command = self._command()
-        return self._spare(command) or await spawn(command, self._env)
+        return self._spare(command) or await spawn(command, self._env, self._inherited)
 
     async def _read(self, stream: asyncio.StreamReader | None, take: Callable[[str], None]) -> None:
         if stream is None:

@@ -1,8 +1,8 @@
 """The way of fleet events to the workers, past the data plane.
 
-An endpoint is told ready only once Envoy knows it, and Envoy forgets it only once no worker names it any more:
-else Envoy would balance by itself among what it has.  While Envoy cannot be told, what it does not know is told as
-still loading, and everything else goes on.
+An endpoint is told ready only once the data plane knows it, and is forgotten there only once no worker names it any
+more: else Envoy would balance by itself among what it has.  While the data plane cannot be told, what it does not know
+is told as still loading, and everything else goes on.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _Shown = tuple[Endpoint, Hashable]
 
 
 class NotShown(ShoalError):
-    """Envoy could not be told of the fleet; it is to be handed on again, whole."""
+    """The data plane could not be told of the fleet; it is to be handed on again, whole."""
 
 
 class FleetGate:
@@ -63,7 +63,7 @@ class FleetGate:
     async def take(self, batch: Sequence[events.Event]) -> None:
         """Pass on events of the fleet, in order.
 
-        Raises NotShown when Envoy could not be told; the whole fleet is to be given here again then.
+        Raises NotShown when the data plane could not be told; the whole fleet is to be given here again then.
         """
         async with self._turn:
             if not any(is_about_readiness(event) for event in batch):
@@ -81,7 +81,7 @@ class FleetGate:
             self.pass_on(batch)
             if self._shown != wanted:
                 await self._settled()
-                await self._tell_envoy(wanted, waits=False)
+                await self._tell_plane(wanted, waits=False)
 
     def pass_on(self, batch: Sequence[events.Event]) -> None:
         """Tell every worker, now and those to come."""
@@ -89,22 +89,22 @@ class FleetGate:
         self._tell(batch)
 
     async def _show_first(self, wanted: dict[str, _Shown]) -> None:
-        """Have Envoy hold what is new or changed, beside what it has."""
+        """Have the data plane hold what is new or changed, beside what it has."""
         if all(self._shown.get(name) == shown for name, shown in wanted.items()):
             return
-        if not await self._tell_envoy({**self._shown, **wanted}, waits=True):
-            self._log.warning("Envoy has not confirmed new endpoints, offering them all the same")
+        if not await self._tell_plane({**self._shown, **wanted}, waits=True):
+            self._log.warning("the data plane has not confirmed new endpoints, offering them all the same")
 
-    async def _tell_envoy(self, fleet: dict[str, _Shown], *, waits: bool) -> bool:
+    async def _tell_plane(self, fleet: dict[str, _Shown], *, waits: bool) -> bool:
         try:
             confirmed = await self._show({name: endpoint for name, (endpoint, _) in fleet.items()}, waits)
         except (OSError, ShoalError) as error:
-            raise NotShown(f"Envoy could not be told of the fleet: {error}") from error
+            raise NotShown(f"the data plane could not be told of the fleet: {error}") from error
         self._shown = fleet
         return confirmed
 
     def _held_back(self, event: events.Event, wanted: dict[str, _Shown]) -> events.Event:
-        """The event as workers may hear it while Envoy does not know the endpoint."""
+        """The event as workers may hear it while the data plane does not know the endpoint."""
         match event:
             case events.EndpointJoined(endpoint=Endpoint(id=name)) | events.EndpointChanged(endpoint_id=name):
                 knows = name in self._shown and name in wanted and self._shown[name][0] == wanted[name][0]

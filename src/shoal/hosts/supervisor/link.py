@@ -70,6 +70,10 @@ class WorkerLink:
         """Hand over router events, in order."""
         await self._good("POST", "/events", _events.encode(list(events)))
 
+    async def serve(self) -> None:
+        """Have a worker of the direct plane accept clients."""
+        await self._good("POST", "/serve")
+
     async def drain(self) -> None:
         """Ask the worker to finish its requests and end."""
         await self._good("POST", "/drain")

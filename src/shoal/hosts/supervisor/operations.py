@@ -11,7 +11,6 @@ from shoal.hosts.supervisor.parts import Parts
 from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.settings import (
     drain_s_of,
-    envoy_settings,
     needs_new_workers,
     needs_restart,
     targets_of,
@@ -73,12 +72,10 @@ class PoolOperations:
         text, config = await asyncio.to_thread(configuration.candidate)
         await asyncio.to_thread(preflight, config.pool)
         targets = await asyncio.to_thread(targets_of, config.pool)
-        settings = envoy_settings(
-            config.pool, parts.ground, parts.run_dir / "envoy", response_headers=config.response_headers
-        )
         stuck = needs_restart(parts.ground, parts.options, configuration.at_start, config)
-        # Envoy first: it is the one that can still refuse (a certificate that cannot be read).
-        parts.plane.configure(settings)
+        stuck += parts.plane.needs_restart(configuration.at_start.pool, config.pool)
+        # The data plane first: it is the one that can still refuse (a certificate that cannot be read).
+        parts.plane.configure(config)
         configuration.accept(text, config)
         configuration.accept_into(parts.run_dir)
         parts.backends.replace(targets)
@@ -89,7 +86,9 @@ class PoolOperations:
         for warning in config.warnings:
             self._log.warning(warning)
         # What the workers run, not what was accepted last: they differ when a replacement failed.
-        if stale := ", ".join(needs_new_workers(self._workers_run, config.pool)):
+        before = self._workers_run
+        changed = [*needs_new_workers(before, config.pool), *parts.plane.needs_new_workers(before, config.pool)]
+        if stale := ", ".join(changed):
             self._log.info("workers read these at their start, replacing them", settings=stale)
             done = await self._replace_workers()
             if self._workers_run is not config.pool:

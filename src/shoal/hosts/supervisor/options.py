@@ -22,7 +22,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The flags of `shoal up`.
 
     engines: embedded ones to start.  backends: URLs.  config: configuration file, None for the defaults.  host, port,
-    metrics_port, drain_s: None for what the configuration says; port 0 takes a free one, metrics_port 0 is none.
+    metrics_port, data_plane, drain_s: None for what the configuration says; port 0 takes a free one, metrics_port 0 is
+    none.
     workers: picker processes.  run_dir: None for the default of the port.  model, engine_args: for embedded engines.
     """
 
@@ -32,6 +33,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     config: Path | None = None
     host: str | None = None
     port: int | None = None
+    data_plane: str | None = None
     workers: int = 1
     run_dir: Path | None = None
     metrics_port: int | None = None

@@ -11,14 +11,15 @@ from typing import NamedTuple
 from shoal.hosts.fleet import FleetKeeper, Source
 from shoal.hosts.supervisor.configuration import Configuration
 from shoal.hosts.supervisor.configured import ConfiguredBackends
-from shoal.hosts.supervisor.dataplane import DataPlane
 from shoal.hosts.supervisor.engines import EmbeddedEngines
 from shoal.hosts.supervisor.gate import FleetGate
 from shoal.hosts.supervisor.ledger import Ledger
 from shoal.hosts.supervisor.options import Options
+from shoal.hosts.supervisor.plane import Plane
+from shoal.hosts.supervisor.planes import PLANES
 from shoal.hosts.supervisor.pulse import Pulse
-from shoal.hosts.supervisor.settings import Ground, envoy_settings, targets_of
-from shoal.hosts.supervisor.workers import WAITING_WORKER, Workers, worker_command
+from shoal.hosts.supervisor.settings import Ground, targets_of
+from shoal.hosts.supervisor.workers import Workers, waiting_worker, worker_command
 
 HASH_KEY = "SHOAL_HASH_KEY"
 """Where workers find the key of the prompt hash: in their environment, which other users cannot read."""
@@ -36,7 +37,7 @@ class Parts(NamedTuple):
     workers: Workers
     pulse: Pulse
     keeper: FleetKeeper
-    plane: DataPlane
+    plane: Plane
     gate: FleetGate
 
     @property
@@ -52,18 +53,22 @@ def build(
     options: Options, ground: Ground, run_dir: Path, configuration: Configuration, sources: Sequence[Source]
 ) -> Parts:
     """Make the parts.  Call it inside a running loop, with the run directory open."""
-    pool = configuration.config.pool
+    config = configuration.config
     ledger = Ledger()
-    backends = ConfiguredBackends(targets_of(pool))
+    backends = ConfiguredBackends(targets_of(config.pool))
     engines = EmbeddedEngines(options.engines, options.model, options.engine_args)
+    pickers = [str(number) for number in range(options.workers)]
+    door, finish = PLANES[ground.data_plane](config, ground, run_dir, pickers)
     command = worker_command(
+        door,
         configuration.accept_into(run_dir),
         options.workers,
         options.seed,
         options.log_format,
         options.log_level,
     )
-    workers = Workers(options.workers, run_dir, command, ledger, {HASH_KEY: secrets.token_hex(8)}, WAITING_WORKER)
+    env = {HASH_KEY: secrets.token_hex(8)}
+    workers = Workers(pickers, run_dir, command, door, ledger, env, waiting_worker(door))
     pulse = Pulse(workers)
     outlet: list[FleetGate] = []
     keeper = FleetKeeper(
@@ -73,8 +78,7 @@ def build(
         drained=pulse.until_drained,
         seed=options.seed,
     )
-    settings = envoy_settings(pool, ground, run_dir / "envoy", response_headers=configuration.config.response_headers)
-    plane = DataPlane(settings, workers.pickers, run_dir, keeper.targets)
+    plane = finish(workers, keeper.targets)
     gate = FleetGate(ledger, plane.show, workers.tell, workers.settled, plane.marks)
     outlet.append(gate)
     return Parts(options, ground, run_dir, configuration, backends, engines, workers, pulse, keeper, plane, gate)

@@ -38,6 +38,25 @@ def hold_port(host: str, port: int) -> socket.socket | None:
     return holder
 
 
+def shared_sockets(host: str, port: int, count: int) -> list[socket.socket]:
+    """Return sockets bound to one port, among which the kernel spreads connections once they listen.
+
+    Raises ConfigError.
+    """
+    made: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            made.append(socket.socket(_family(host), socket.SOCK_STREAM))
+            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            made[-1].bind((host, port))
+    except OSError as error:
+        for each in made:
+            each.close()
+        raise ConfigError(_reason(error, host, port, "--port")) from error
+    return made
+
+
 def check_port(host: str, port: int, flag: str) -> None:
     """Raise ConfigError when `host:port` cannot be bound.  flag: which flag chooses another, for the message."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:

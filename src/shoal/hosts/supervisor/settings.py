@@ -18,11 +18,15 @@ from shoal.routing.settings import Backend, PoolSettings
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands from the start of a pool to its end.  metrics_port: 0 for none."""
+    """What stands from the start of a pool to its end.
+
+    metrics_port: 0 for none.  data_plane: one of `planes.PLANES`.
+    """
 
     host: str
     port: int
     metrics_port: int
+    data_plane: str = "envoy"
 
 
 def ground_of(options: Options, pool: PoolSettings) -> Ground:
@@ -31,6 +35,7 @@ def ground_of(options: Options, pool: PoolSettings) -> Ground:
         host=options.host if options.host is not None else pool.listen.host,
         port=options.port if options.port is not None else pool.listen.port,
         metrics_port=options.metrics_port if options.metrics_port is not None else pool.metrics.port,
+        data_plane=options.data_plane or pool.data_plane,
     )
 
 
@@ -87,8 +92,8 @@ def needs_restart(ground: Ground, options: Options, before: RouterConfig, after:
         found.append("listen.port")
     if wanted.metrics_port != ground.metrics_port:
         found.append("metrics.port")
-    if after.pool.limits.max_connections != before.pool.limits.max_connections:
-        found.append("limits.max_connections")
+    if wanted.data_plane != ground.data_plane:
+        found.append("data_plane")
     if after.discovery != before.discovery:
         found.append("dataLayer.discovery")
     return found

@@ -17,8 +17,16 @@ from shoal.hosts.supervisor.leash import leash
 Process = asyncio.subprocess.Process
 
 
-async def spawn(command: Sequence[str], env: dict[str, str], stdin: int = asyncio.subprocess.DEVNULL) -> Process:
-    """Start a child on the leash of this process, its output in pipes.  env: added to the environment."""
+async def spawn(
+    command: Sequence[str],
+    env: dict[str, str],
+    inherited: Sequence[int] = (),
+    stdin: int = asyncio.subprocess.DEVNULL,
+) -> Process:
+    """Start a child on the leash of this process, its output in pipes.
+
+    env: added to the environment.  inherited: descriptors that it gets under their own numbers.
+    """
     return await asyncio.create_subprocess_exec(
         *command,
         stdin=stdin,
@@ -26,16 +34,21 @@ async def spawn(command: Sequence[str], env: dict[str, str], stdin: int = asynci
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **env},
         start_new_session=True,
+        pass_fds=tuple(inherited),
         preexec_fn=leash(),
     )
 
 
 class Spare:
-    """At most one idle process.  command: what it is started with; none is kept without."""
+    """At most one idle process.
 
-    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
+    command: what it is started with; none is kept without.  env, inherited: see `spawn`.
+    """
+
+    def __init__(self, command: Sequence[str], env: dict[str, str], inherited: Sequence[int] = ()) -> None:
         self._command = command
         self._env = env
+        self._inherited = inherited
         self._process: Process | None = None
         self._turn = asyncio.Lock()
         self._log = logs.get("supervisor")
@@ -52,7 +65,7 @@ class Spare:
             if not self._command or self.pid is not None:
                 return
             try:
-                self._process = await spawn(self._command, self._env, asyncio.subprocess.PIPE)
+                self._process = await spawn(self._command, self._env, self._inherited, asyncio.subprocess.PIPE)
             except OSError as error:
                 self._log.warning("no spare worker for now", why=error)
 

@@ -124,7 +124,7 @@ class RunningPool:
         self._spawn(self._vitals.run(), "vitals")
         self._spawn(self._vitals.inputs.run(), "inputs")
         self._spawn(self._keep_counts(), "counts")
-        self._spawn(parts.plane.follow_certificates(), "certificates")
+        self._spawn(parts.plane.follow_files(), "certificates")
         self._spawn(self._follow_configuration(), "configuration")
         self._spawn(self._let_clients_in(), "ready")
 

@@ -24,8 +24,6 @@ class Vitals:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._started_at = monotonic()
-        self._is_plane_live = False
-        self._watched: dict[str, int] = {}
         self._log = logs.get("supervisor")
         self.reloads = {"accepted": 0, "refused": 0}
         self.config_error = ""
@@ -34,21 +32,10 @@ class Vitals:
 
     async def run(self) -> None:
         """Look at the data plane until cancelled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(_LOOK_S if self._is_plane_live else _LOOK_S / 10)
-
-    async def look(self) -> None:
-        """Look once."""
         plane = self._parts.plane
-        self._is_plane_live = await plane.is_live()
-        if not self._is_plane_live:
-            return
-        watched = await plane.watched()
-        for name, count in watched.items():
-            if count > self._watched.get(name, 0):
-                self._log.warning(plane.meaning(name), counter=name, total=count)
-        self._watched = watched
+        while True:
+            await plane.look()
+            await asyncio.sleep(_LOOK_S / 10 if plane.why_not_serving else _LOOK_S)
 
     def roll(self) -> Roll:
         """Return which endpoints are ready, and which are waited for."""
@@ -62,7 +49,7 @@ class Vitals:
     def _why_not_serving(self) -> str:
         if not self._parts.workers.in_service:
             return "no picker worker is in service"
-        return "" if self._is_plane_live else "Envoy does not serve yet"
+        return self._parts.plane.why_not_serving
 
     def warnings(self) -> list[str]:
         """Return what an operator should look at now."""
@@ -72,8 +59,7 @@ class Vitals:
         found += self.inputs.warnings
         if why_not := self._why_not_serving() or ("" if self._parts.gate.ready else self.roll().summary):
             found.append(why_not)
-        meaning = self._parts.plane.meaning
-        found += [f"{meaning(name)}: {count} so far ({name})" for name, count in self._watched.items() if count]
+        found += self._parts.plane.warnings
         return found
 
     def about(self) -> PoolPicture:
@@ -94,7 +80,7 @@ class Vitals:
         children = [*parts_children(self._parts)]
         return [
             _gauge("shoal_ready", "Whether a request would be routed now.", [({}, float(not self.why_not_ready()))]),
-            _gauge("shoal_envoy_live", "Whether Envoy serves.", [({}, float(self._is_plane_live))]),
+            *self._parts.plane.families(),
             Family(
                 name="shoal_child_restarts",
                 help="Restarts of a child process after it ended unasked.",
@@ -106,12 +92,6 @@ class Vitals:
                 help="Reloads of the configuration, by what became of them.",
                 type="counter",
                 samples=[("_total", {"result": result}, float(count)) for result, count in self.reloads.items()],
-            ),
-            Family(
-                name="shoal_envoy_watched",
-                help="Counters of Envoy that stay 0 while all is well.",
-                type="counter",
-                samples=[("_total", {"name": name}, float(count)) for name, count in self._watched.items()],
             ),
         ]
 

@@ -1,14 +1,12 @@
 """Picker workers: one slot per picker id, filled, restarted after a crash, and replaced without a gap.
 
-Envoy dials one fixed path per slot, a symbolic link to the socket of the process in service.  So a worker takes over
-only when it knows the fleet, and Envoy's configuration never changes for it.
+A worker is let in only when it knows the fleet.  How requests find it is its door's (`doors`).
 """
 
 import asyncio
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +14,15 @@ from shoal.hosts import logs
 from shoal.hosts.supervisor.answers import Seat
 from shoal.hosts.supervisor.backoff import Backoff
 from shoal.hosts.supervisor.children import Child
+from shoal.hosts.supervisor.doors import Door
 from shoal.hosts.supervisor.feed import Feed
 from shoal.hosts.supervisor.ledger import Ledger
-from shoal.hosts.supervisor.link import WorkerLink
+from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
 from shoal.hosts.supervisor.spares import Spare
 from shoal.routing import events
 
 _POLL_S = 0.02
+_ADMIT_AGAIN_S = 0.2
 _CRASHES_ALLOWED = 2
 # A spare takes over at once; without one the imports of the new process are wait enough.
 _FIRST_WAIT_S = 0.02
@@ -30,11 +30,8 @@ _SPARE_AFTER_S = 0.1
 WARM_S = 60.0
 """Longest wait for a new worker to know the fleet; past this an upgrade is given up and the old worker stays."""
 
-WAITING_WORKER = (sys.executable, "-m", "shoal.hosts.supervisor.warm", "shoal.hosts.extproc.worker")
-"""How a process is started that becomes a worker when it is given the flags."""
-
-Command = Callable[[str, Path, Path], Sequence[str]]
-"""Makes argv of a worker from its picker id, its gRPC socket and its admin socket."""
+Command = Callable[[str, str, Path], Sequence[str]]
+"""Makes argv of a worker from its picker id, its incarnation and its admin socket."""
 
 
 class Upgrade(NamedTuple):
@@ -44,16 +41,11 @@ class Upgrade(NamedTuple):
     text: str
 
 
-def service_socket(run_dir: Path, picker: str) -> Path:
-    """Return the path that Envoy dials for a slot, whichever process serves it."""
-    return run_dir / f"picker-{picker}.sock"
-
-
 class WorkerProcess:
     """One supervised worker process of a slot, through its crashes.
 
-    in_service: called when it knows the fleet and its socket is open.  lost: called when the process ended, with the
-    incarnation that ended.
+    warmed: called when it knows the fleet, returns when it may count as ready.  lost: called when the process ended,
+    with the incarnation that ended.
     """
 
     def __init__(
@@ -61,11 +53,12 @@ class WorkerProcess:
         picker: str,
         run_dir: Path,
         command: Command,
+        door: Door,
         ledger: Ledger,
         env: dict[str, str],
         spare: Spare,
         next_number: Callable[[], int],
-        in_service: Callable[["WorkerProcess"], None],
+        warmed: Callable[["WorkerProcess"], Awaitable[None]],
         lost: Callable[[str], None],
     ) -> None:
         self.picker = picker
@@ -77,8 +70,9 @@ class WorkerProcess:
         self._ledger = ledger
         self._spare = spare
         self._next_number = next_number
-        self._in_service = in_service
+        self._warmed = warmed
         self._lost = lost
+        self._door = door
         self._number = 0
         self._link: WorkerLink | None = None
         self._feeding: asyncio.Task[None] | None = None
@@ -89,6 +83,7 @@ class WorkerProcess:
             on_start=self._warm,
             on_exit=self._ended,
             env=env,
+            inherited=door.inherited,
             backoff=Backoff(first_s=_FIRST_WAIT_S),
             spare=self._from_spare,
         )
@@ -97,11 +92,6 @@ class WorkerProcess:
     def incarnation(self) -> str:
         """Name of the present process, never used again."""
         return f"{self.picker}.{self._number}"
-
-    @property
-    def socket(self) -> Path:
-        """The gRPC socket of the present process."""
-        return self._run_dir / f"p{self.incarnation}.sock"
 
     @property
     def seat(self) -> Seat:
@@ -115,17 +105,26 @@ class WorkerProcess:
             restarts=self.child.restarts,
         )
 
-    async def drain(self, timeout_s: float) -> None:
-        """Let it finish its requests and end; cut short after `timeout_s`."""
+    async def drain(self, timeout_s: float) -> int:
+        """Let it finish its requests and end; cut short after `timeout_s`.  Returns how many were cut."""
         self.state = "draining"
         self.child.let_end()
         if self.feed is not None:
             self.feed.is_ending = True
-        if self._link is not None:
-            with contextlib.suppress(Exception):
-                await self._link.drain()
-        await self.child.ended(timeout_s)
+        link, left = self._link, 0
+        if link is not None:
+            with contextlib.suppress(WorkerSilent):
+                await link.drain()
+                if not await self.child.ended(timeout_s):
+                    left = int((await link.snapshot()).inflight)
         await self.child.stop()
+        return left
+
+    async def admit(self) -> None:
+        """Let requests of its slot in.  Raises WorkerSilent."""
+        if self._link is None:
+            raise WorkerSilent(f"worker {self.incarnation} is gone")
+        await self._door.admit(self.picker, self.incarnation, self._link)
 
     async def stop(self) -> None:
         """End it now."""
@@ -135,7 +134,7 @@ class WorkerProcess:
         self._number = self._next_number()
         self.state = "starting"
         self.ready.clear()
-        return self._command(self.picker, self.socket, self._admin_socket())
+        return self._command(self.picker, self.incarnation, self._admin_socket())
 
     def _from_spare(self, command: Sequence[str]) -> asyncio.subprocess.Process | None:
         flags = next((at for at, word in enumerate(command) if word.startswith("--")), len(command))
@@ -150,15 +149,15 @@ class WorkerProcess:
     async def _warm(self, child: Child) -> None:
         """Tell a process that just started the whole fleet, then put it in service."""
         link = WorkerLink(self._admin_socket())
-        while not (self._admin_socket().exists() and self.socket.exists() and await link.is_listening()):
+        while not (self._admin_socket().exists() and await link.is_listening()):
             await asyncio.sleep(_POLL_S)
         self._link = link
         self.feed = Feed(self.picker, link, self._ledger)
         self._feeding = asyncio.create_task(self.feed.run(), name=f"feed {self.incarnation}")
         await self.feed.caught_up()
+        await self._warmed(self)
         self.state = "serving"
         self.ready.set()
-        self._in_service(self)
 
     def _ended(self, child: Child) -> None:
         self.state = "down"
@@ -170,28 +169,31 @@ class WorkerProcess:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         self.feed = self._link = self._feeding = None
-        for path in (self.socket, self._admin_socket()):
-            path.unlink(missing_ok=True)
+        self._admin_socket().unlink(missing_ok=True)
+        self._door.forget(self.incarnation)
         self._lost(self.incarnation)
 
 
 class Workers:
-    """The slots `0` to `count - 1`.  env: added to the environment of each process.
+    """One slot per picker id, whose requests come in by `door`.
 
-    spare: command of the process that waits to become a worker, () to keep none.
+    env: added to the environment of each process.  spare: command of the process that waits to become a worker, () to
+    keep none.
     """
 
     def __init__(
         self,
-        count: int,
+        pickers: Sequence[str],
         run_dir: Path,
         command: Command,
+        door: Door,
         ledger: Ledger,
         env: dict[str, str] | None = None,
         spare: Sequence[str] = (),
     ) -> None:
         self._env = env or {}
-        self._spare = Spare(spare, self._env)
+        self._spare = Spare(spare, self._env, door.inherited)
+        self._door = door
         self._tasks: set[asyncio.Task[None]] = set()
         self._run_dir = run_dir
         self._command = command
@@ -199,7 +201,7 @@ class Workers:
         self._lost: Callable[[str], None] = lambda _: None
         self._number = 0
         self._upgrading = asyncio.Lock()
-        self._serving = {str(picker): self._process(str(picker)) for picker in range(count)}
+        self._serving = {picker: self._process(picker) for picker in pickers}
         self._others: list[WorkerProcess] = []
         self._drains: set[asyncio.Task[None]] = set()
         self._log = logs.get("supervisor")
@@ -271,22 +273,24 @@ class Workers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(self._spare.drop(), *(process.stop() for process in self.processes))
-        for picker in self.pickers:
-            service_socket(self._run_dir, picker).unlink(missing_ok=True)
+        self._door.close()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Have every process finish its requests and end; returns how many were cut after `timeout_s`."""
+        return sum(await asyncio.gather(*(process.drain(timeout_s) for process in self.processes)))
 
     async def _replace(self, picker: str, drain_timeout_s: float) -> bool:
         old, new = self._serving[picker], self._process(picker)
         self._others.append(new)
         self._log.info("replacing worker", picker=picker, old_pid=old.child.pid)
         new.child.start()
-        if not await _comes_up(new):
+        if not (await _comes_up(new) and await _is_admitted(new)):
             self._log.error("the new worker did not come up, keeping the old one", picker=picker)
             await new.stop()
             self._others.remove(new)
             return False
         self._others.remove(new)
         self._serving[picker] = new
-        self._link_to(new)
         self._others.append(old)
         self._log.info("worker replaced", picker=picker, old_pid=old.child.pid, new_pid=new.child.pid)
         task = asyncio.create_task(self._let_go(old, drain_timeout_s), name=f"drain {old.incarnation}")
@@ -305,11 +309,12 @@ class Workers:
             picker,
             self._run_dir,
             self._command,
+            self._door,
             self._ledger,
             self._env,
             self._spare,
             self._next,
-            self._in_service,
+            self._warmed,
             lambda name: self._lost(name),
         )
 
@@ -317,12 +322,14 @@ class Workers:
         self._number += 1
         return self._number
 
-    def _in_service(self, process: WorkerProcess) -> None:
+    async def _warmed(self, process: WorkerProcess) -> None:
+        """Let the process of a slot in; a successor waits until it takes the slot over."""
         task = asyncio.create_task(self._refill_spare(), name="spare")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if self._serving.get(process.picker) is process:
-            self._link_to(process)
+            while not await _is_admitted(process):
+                await asyncio.sleep(_ADMIT_AGAIN_S)
             self._log.info("worker in service", picker=process.picker, pid=process.child.pid)
 
     async def _refill_spare(self) -> None:
@@ -331,13 +338,14 @@ class Workers:
         if all(process.ready.is_set() for process in self._serving.values()):
             await self._spare.refill()
 
-    def _link_to(self, process: WorkerProcess) -> None:
-        """Let Envoy's next connection reach this process."""
-        path = service_socket(self._run_dir, process.picker)
-        fresh = path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        os.symlink(process.socket.name, fresh)
-        os.replace(fresh, path)
+
+async def _is_admitted(process: WorkerProcess) -> bool:
+    try:
+        await process.admit()
+    except WorkerSilent as error:
+        logs.get("supervisor").warning("a worker could not be let in", picker=process.picker, why=error)
+        return False
+    return True
 
 
 async def _comes_up(process: WorkerProcess) -> bool:
@@ -353,14 +361,19 @@ async def _comes_up(process: WorkerProcess) -> bool:
     return True
 
 
-def worker_command(config: Path, count: int, seed: int, log_format: str, log_level: str) -> Command:
-    """Return the maker of a picker worker's argv."""
+def worker_command(door: Door, config: Path, count: int, seed: int, log_format: str, log_level: str) -> Command:
+    """Return the maker of a worker's argv."""
 
-    def argv(picker: str, socket: Path, admin: Path) -> list[str]:
+    def argv(picker: str, incarnation: str, admin: Path) -> list[str]:
         return [
-            *(sys.executable, "-m", "shoal.hosts.extproc", "--socket", str(socket), "--admin", str(admin)),
+            *(sys.executable, "-m", door.package, *door.flags(picker, incarnation), "--admin", str(admin)),
             *("--picker-id", picker, "--workers", str(count), "--config", str(config)),
             *("--seed", str(seed + int(picker)), "--log-format", log_format, "--log-level", log_level),
         ]
 
     return argv
+
+
+def waiting_worker(door: Door) -> tuple[str, ...]:
+    """Return the command of a process that becomes a worker when it is given the flags."""
+    return (sys.executable, "-m", "shoal.hosts.supervisor.warm", f"{door.package}.worker")
