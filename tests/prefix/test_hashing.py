@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.prefix import BLOCK_BYTES, BlockHasher, read_blocks
+from shoal.prefix.hashing import REACH
 
 SEED = ("llama-3-8b", "", "")
 
@@ -27,6 +28,22 @@ def test_one_other_byte_changes_its_block_and_all_behind_it(prompt: bytes, at: i
     changed[at] ^= 1
     one, two = (BlockHasher(1).hash_prompt([text], SEED) for text in (prompt, bytes(changed)))
     assert (one == two).tolist() == [block < at // BLOCK_BYTES for block in range(4)]
+
+
+@given(st.integers(1, 600 * BLOCK_BYTES), st.integers(0, 600 * BLOCK_BYTES))
+def test_of_a_long_prompt_at_most_a_quarter_of_what_is_shared_is_not_seen_as_shared(length: int, at: int) -> None:
+    text = np.random.default_rng(1).bytes(length)
+    changed = text[:at] + b"!" + text[at + 1 :] if at < length and text[at] != ord("!") else text
+    seen = REACH[shared(text, changed)] * BLOCK_BYTES
+    really = at if changed != text else length
+    assert seen <= max(really, BLOCK_BYTES if length < BLOCK_BYTES and changed == text else 0)
+    assert seen > really * 3 / 4 - BLOCK_BYTES
+
+
+def test_a_prompt_of_a_hundred_thousand_tokens_has_few_hashes_that_cover_all_of_it() -> None:
+    blocks = BlockHasher(1).hash_prompt([bytes(400_000)], SEED)
+    assert len(blocks) < 200
+    assert REACH[len(blocks)] > 400_000 / BLOCK_BYTES - 16
 
 
 def test_only_full_blocks_count() -> None:

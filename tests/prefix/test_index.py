@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.prefix import BLOCK_BYTES, BlockHasher, Blocks, EstimatedIndex
+from shoal.prefix.hashing import REACH, hashes_within
 
 MIB = 1 << 20
 HASHER = BlockHasher(7)
@@ -23,6 +24,11 @@ def chain(parts: list[int], repeat: int = 1) -> Blocks:
     return HASHER.hash_prompt([text], ("m",))
 
 
+def hundred(number: int) -> Blocks:
+    """The hashes of some prompt of a hundred blocks."""
+    return np.arange(1 + number * 100, 1 + number * 100 + hashes_within(100), dtype=np.uint64)
+
+
 def fleet(endpoints: int, budget_bytes: int = MIB) -> EstimatedIndex:
     index = EstimatedIndex(budget_bytes)
     assert [index.open_slot() for _ in range(endpoints)] == list(range(endpoints))
@@ -30,7 +36,7 @@ def fleet(endpoints: int, budget_bytes: int = MIB) -> EstimatedIndex:
 
 
 class Oracle:
-    """The same answers from a dict of sets without any bound."""
+    """The same answers from a dict of sets without any bound, in blocks."""
 
     def __init__(self) -> None:
         self.holders: defaultdict[int, set[int]] = defaultdict(set)
@@ -48,7 +54,7 @@ class Oracle:
         for block in [*blocks.tolist(), 0]:
             depth += 1
             if block == 0:
-                matched, deepest, depth = matched + deepest, 0, 0
+                matched, deepest, depth = matched + REACH[deepest], 0, 0
             elif slot in self.holders[block]:
                 deepest = depth
         return matched
@@ -81,7 +87,7 @@ def test_within_its_budget_it_says_what_a_dict_of_sets_says(
     for parts in asked:
         blocks = chain(parts, repeat)
         match = index.match(blocks)
-        assert match.total == len(blocks)
+        assert match.total == REACH[len(blocks)]
         assert match.blocks.tolist() == [oracle.match(slot, blocks) for slot in range(ENDPOINTS)]
 
 
@@ -138,11 +144,11 @@ def test_a_block_is_believed_while_less_than_the_capacity_came_since(sizes: list
     for blocks in sent:
         index.add(0, blocks)
     for turn, blocks in enumerate(sent):
-        came_since = sum(sizes[turn + 1 :])
+        came_since = sum(REACH[size] for size in sizes[turn + 1 :])
         believed = int(index.match(blocks).blocks[0])
         if came_since < 200:
-            assert believed == sizes[turn]
-        elif came_since > 200 + 40 + 200 // 16:
+            assert believed == REACH[sizes[turn]]
+        elif came_since > 200 + REACH[40] + 200 // 16:
             assert believed == 0
 
 
@@ -210,9 +216,9 @@ def test_an_engine_that_reports_less_again_and_again_is_believed_to_hold_less() 
     index = fleet(1)
     index.set_capacity(0, 3000)
     for turn in range(40):
-        blocks = np.arange(1 + turn * 100, 101 + turn * 100, dtype=np.uint64)
+        blocks = hundred(turn)
         index.add(0, blocks)
-        old = np.arange(1 + (turn - 15) * 100, 101 + (turn - 15) * 100, dtype=np.uint64) if turn > 15 else blocks
+        old = hundred(turn - 15) if turn > 15 else blocks
         expectation = index.expect(index.match(old), 0)
         index.correct(expectation, cached_tokens=0 if turn > 15 else 6400, prompt_tokens=6400)
     assert 1500 <= index.capacity(0) < 2000
@@ -222,8 +228,8 @@ def test_an_answer_to_the_endpoint_before_teaches_nothing_of_the_one_in_its_slot
     index = fleet(1)
     index.set_capacity(0, 1000)
     for turn in range(8):
-        index.add(0, np.arange(1 + turn * 100, 101 + turn * 100, dtype=np.uint64))
-    expectation = index.expect(index.match(np.arange(201, 301, dtype=np.uint64)), 0)
+        index.add(0, hundred(turn))
+    expectation = index.expect(index.match(hundred(2)), 0)
     index.clear(0)
     for _ in range(5):
         index.correct(expectation, cached_tokens=0, prompt_tokens=6400)

@@ -176,7 +176,7 @@ class Picker:
             blocks = b""
             if decoded.prompts:
                 model = self.driver.router.canonical(request.model)
-                blocks = self.hasher.hash_prompt(decoded.prompts, (model, decoded.salt.hex())).tobytes()
+                blocks = self.hasher.hash_bytes(decoded.prompts, (model, decoded.salt.hex()))
             return self._place(request, blocks, headers, body)
         except InvalidInput as error:
             refusal = refusal_of(error)

@@ -10,14 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.prefix.hashing import Blocks
+from shoal.prefix.hashing import REACH, SPANS, Blocks, hashes_within
 from shoal.prefix.horizon import UNLIMITED, Horizons
 from shoal.prefix.match import Expectation, Match, Run
 from shoal.prefix.sets import ID_BITS, MAX_SLOTS, HolderSets
 from shoal.prefix.table import ROW_BYTES, BlockTable, Entries, Rows
 
 DEFAULT_BUDGET_BYTES = 64 << 20
-"""Room for 3.6 million blocks, or 235 million tokens: about what 500 engines with 450,000 tokens of KV cache hold."""
+"""Room for 3.6 million hashes, or 235 million tokens in short prompts and many times that in long ones: at the least
+what 500 engines with 450,000 tokens of KV cache hold."""
+
+Spans = npt.NDArray[np.int64]
+"""Blocks that each of some hashes covers."""
 
 _ID_MASK = (1 << ID_BITS) - 1
 _SETS_SHARE = 8
@@ -90,20 +94,18 @@ class EstimatedIndex:
 
     def match(self, blocks: Blocks) -> Match:
         """Return how many leading blocks of the prompt each endpoint is believed to hold."""
-        total = len(blocks)
-        if total <= _FEW_BLOCKS:
+        count = len(blocks)
+        if count <= _FEW_BLOCKS:
             keys = blocks.tolist()
             if 0 not in keys:
                 return self._match_few(keys)
-        width = len(self._horizons)
-        total = int(np.count_nonzero(blocks))
-        if total != len(blocks):
-            return Match(total, self._match_chains(blocks), width)
-        found, entries = self._table.find(blocks) if total < _STRIDE_FROM else self._find_in_strides(blocks)
+        if np.count_nonzero(blocks) != count:
+            return self._match_chains(blocks)
+        found, entries = self._table.find(blocks) if count < _STRIDE_FROM else self._find_in_strides(blocks)
         if len(found) > _MANY:
             ends = _run_ends(entries[1:] != entries[:-1])
             found, entries = found[ends], entries[ends]
-        return Match(total, self._believed_runs(found.tolist(), entries.tolist()), width)
+        return Match(REACH[count], self._believed_runs(found.tolist(), entries.tolist()), len(self._horizons))
 
     def _match_few(self, keys: list[int]) -> Match:
         """Match one short chain block by block: here numpy's cost per call is more than that of the work."""
@@ -112,21 +114,21 @@ class EstimatedIndex:
         positions = [position for position, row in enumerate(rows) if row >= 0]
         entries = [table.entry_at(rows[position]) for position in positions]
         runs = self._believed_runs(positions, entries) if positions else []
-        return Match(len(keys), runs, len(self._horizons), rows)
+        return Match(REACH[len(keys)], runs, len(self._horizons), rows)
 
-    def _match_chains(self, blocks: Blocks) -> list[Run]:
-        """Return the runs of a request with several prompts, each chain by itself."""
+    def _match_chains(self, blocks: Blocks) -> Match:
+        """Match a request with several prompts, each chain by itself."""
         is_block = blocks != 0
         chains = (~is_block).cumsum()[is_block]
+        total = sum(REACH[count] for count in np.bincount(chains).tolist())
         found, entries = self._table.find(blocks[is_block])
-        if not len(found):
-            return []
-        depths = found - chains.searchsorted(chains[found])
-        edges = (np.flatnonzero(chains[found][1:] != chains[found][:-1]) + 1).tolist()
-        runs = []
-        for start, end in zip([0, *edges], [*edges, len(found)], strict=True):
-            runs += self._believed_runs(depths[start:end].tolist(), entries[start:end].tolist())
-        return runs
+        runs: list[Run] = []
+        if len(found):
+            depths = found - chains.searchsorted(chains[found])
+            edges = (np.flatnonzero(chains[found][1:] != chains[found][:-1]) + 1).tolist()
+            for start, end in zip([0, *edges], [*edges, len(found)], strict=True):
+                runs += self._believed_runs(depths[start:end].tolist(), entries[start:end].tolist())
+        return Match(total, runs, len(self._horizons))
 
     def _find_in_strides(self, blocks: Blocks) -> tuple[Rows, Entries]:
         """Find the blocks of one long chain, looking closely only where something changes.
@@ -159,7 +161,7 @@ class EstimatedIndex:
                 holders = self._horizons.believed(holders, stamp)
             if holders:
                 met |= holders
-                runs.append(Run(holders, position + 1, stamp))
+                runs.append(Run(holders, REACH[position + 1], stamp))
         return runs
 
     def add(self, slot: int, blocks: Blocks, match: Match | None = None) -> None:
@@ -170,15 +172,15 @@ class EstimatedIndex:
         """
         rows = match.rows if match is not None else None
         if rows is None:
-            blocks = _distinct(blocks)
+            blocks, spans = _distinct(blocks)
             if not len(blocks):
                 return
         self._clock += 1
-        if len(blocks) <= _FEW_BLOCKS:
+        if len(blocks) <= _FEW_BLOCKS and (rows is not None or spans[-1] == 1):
             keys = blocks.tolist()
             fresh = self._add_few(slot, keys, rows or [self._table.row_of(key) for key in keys])
         else:
-            fresh = self._add_many(slot, blocks)
+            fresh = self._add_many(slot, blocks, spans)
         self._horizons.advance(slot, self._clock, fresh)
 
     def _add_few(self, slot: int, keys: list[int], rows: list[int]) -> int:
@@ -206,39 +208,40 @@ class EstimatedIndex:
                     sets.swap(gave_way & _ID_MASK, made)
         return fresh
 
-    def _add_many(self, slot: int, blocks: Blocks) -> int:
-        """Name `slot` in the rows of many blocks at once; return to how many it is new."""
+    def _add_many(self, slot: int, blocks: Blocks, spans: Spans) -> int:
+        """Name `slot` in the rows of many hashes at once; return to how many blocks it is new."""
         buckets, found, rows = self._table.locate(blocks)
-        fresh = self._join(slot, rows) if len(rows) else 0
+        fresh = self._join(slot, rows, spans[found]) if len(rows) else 0
         if len(found) < len(blocks):
             if len(found):
                 is_missing = np.ones(len(blocks), np.bool_)
                 is_missing[found] = False
-                blocks, buckets = blocks[is_missing], buckets[is_missing]
-            fresh += self._insert(slot, blocks, buckets)
+                blocks, buckets, spans = blocks[is_missing], buckets[is_missing], spans[is_missing]
+            self._insert(slot, blocks, buckets)
+            fresh += int(np.add.reduce(spans))
         return fresh
 
-    def _insert(self, slot: int, blocks: Blocks, buckets: Rows) -> int:
-        """Give new blocks rows that name `slot`; return how many are new to it."""
+    def _insert(self, slot: int, blocks: Blocks, buckets: Rows) -> None:
+        """Give new hashes rows that name `slot`."""
         alone = self._sets.intern(1 << slot, slot)
         gave_way = self._table.place(blocks, buckets, self._clock << ID_BITS | alone)
         self._sets.hold(alone, len(gave_way))
         free = self._sets.rows[0]
         self._sets.release((gave_way & _ID_MASK).view(np.intp))
         self._displaced += len(gave_way) - int(free - self._sets.rows[0])
-        return len(blocks)
 
-    def _join(self, slot: int, rows: Rows) -> int:
-        """Name `slot` in rows that exist and stamp them; return to how many it is new."""
+    def _join(self, slot: int, rows: Rows, spans: Spans) -> int:
+        """Name `slot` in rows that exist and stamp them; return to how many blocks it is new."""
         own = 1 << slot
-        fresh = 0
+        fresh = start = 0
         joined = []
         sets = self._sets
         runs = self._rows_by_entry(rows)
         for entry, count in runs:
             holders = self._horizons.believed(sets.masks[entry & _ID_MASK], entry >> ID_BITS)
             if not holders & own:
-                fresh += count
+                fresh += int(np.add.reduce(spans[start : start + count]))
+            start += count
             new = sets.intern(holders | own, slot)
             sets.hold(new, count)
             joined.append((self._clock << ID_BITS | new, count))
@@ -253,8 +256,8 @@ class EstimatedIndex:
         keep: leading blocks that were believed to be there before (the match at dispatch); deeper ones lose the name.
         Of several prompts all lose it.  Stamps stay: that a prefix was asked for is still true.
         """
-        distinct = _distinct(blocks)
-        rows = self._table.locate(blocks[keep:] if distinct is blocks else distinct).rows
+        distinct, _ = _distinct(blocks)
+        rows = self._table.locate(blocks[hashes_within(keep) :] if distinct is blocks else distinct).rows
         if not len(rows):
             return
         sets = self._sets
@@ -333,8 +336,13 @@ def _run_ends(is_change: npt.NDArray[np.bool_]) -> list[int]:
     return ends
 
 
-def _distinct(blocks: Blocks) -> Blocks:
-    """Return the blocks without separators; those of several chains once each, as equal prompts may stand in them."""
+def _distinct(blocks: Blocks) -> tuple[Blocks, Spans]:
+    """Return the hashes without separators and what each covers; those of several chains once each, as equal prompts
+    may stand in them."""
     if np.count_nonzero(blocks) == len(blocks):
-        return blocks
-    return np.unique(blocks[blocks != 0])
+        return blocks, SPANS[: len(blocks)]
+    starts = np.flatnonzero(np.append(0, blocks[:-1]) == 0)
+    places = np.arange(len(blocks))
+    places -= starts[starts.searchsorted(places, "right") - 1]
+    distinct, first = np.unique(blocks, return_index=True)
+    return distinct[1:], SPANS[places[first[1:]]]

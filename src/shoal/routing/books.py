@@ -12,21 +12,18 @@ from shoal.routing.fleet import Fleet, Floats, Member
 
 # Output tokens assumed for a request that set no limit, or a limit beyond what answers use.
 ASSUMED_OUTPUT_TOKENS = 256
-# Of one block hash, as events carry it.
-BLOCK_BYTES = 8
 
 
 class Flight:
     """One forwarded request, from its dispatch until it has both ended and been recorded.
 
     work_tokens: uncached tokens ahead of it and its own, at dispatch.  member: where it is booked, None once it ended.
-    block_count: blocks of the prompt, known also when `blocks` were dropped.  matched: what each candidate was believed
-    to hold of the prompt, in tokens, one figure where it is the same for all.  served_id: who answered, once recorded.
+    blocks: dropped when it is closed.  matched: what each candidate was believed to hold of the prompt, in tokens, one
+    figure where it is the same for all.  served_id: who answered, once recorded.
     """
 
     __slots__ = (
         "arrived_at",
-        "block_count",
         "blocks",
         "decision",
         "dispatched_at",
@@ -48,7 +45,6 @@ class Flight:
         self.request = request
         self.target_model = target_model
         self.blocks = blocks
-        self.block_count = len(blocks) // BLOCK_BYTES
         self.decision = decision
         self.arrived_at = self.dispatched_at = now
         self.ended_at: float | None = None

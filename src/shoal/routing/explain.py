@@ -32,7 +32,7 @@ def explain(flight: Flight) -> dict[str, Any]:
         "model": request.model,
         "target_model": flight.target_model,
         "prompt_tokens": request.prompt_tokens,
-        "prompt_blocks": flight.block_count,
+        "prompt_blocks": flight.expectation.total if flight.expectation else 0,
         "dispatched_at": flight.dispatched_at,
         "profile": decision.profile,
         "weights": {column.name: column.weight for column in decision.scores},
