@@ -60,6 +60,16 @@ class Wire:
         transport: Any = self.writer.transport
         transport.abort()
 
+    def stop_reading(self) -> None:
+        """Read no more, so that what is sent piles up."""
+        transport: Any = self.writer.transport
+        transport.pause_reading()
+
+    def read_again(self) -> None:
+        """Undo `stop_reading`."""
+        transport: Any = self.writer.transport
+        transport.resume_reading()
+
     async def lost(self) -> None:
         """Wait until the plane closes the connection."""
         with suppress(OSError):

@@ -63,6 +63,7 @@ class BackendsFile:
         self._backends: dict[str, Backend] = {}
         self._refused = ""
         self._root_files: list[str] = []
+        self._contexts: dict[tuple[BackendTls, object], ssl.SSLContext] = {}
         self.look()
 
     def of(self, address: str) -> Backend:
@@ -101,15 +102,24 @@ class BackendsFile:
         return () if self._path is None else (_mark(self._path), *(_mark(Path(root)) for root in self._root_files))
 
     def _take(self, content: Backends) -> None:
-        contexts = {group.name: (context_of(group), group.sni or None) for group in content.groups}
+        contexts = {group.name: (self._context(group), group.sni or None) for group in content.groups}
         backends = {}
         for endpoint in content.endpoints:
             if endpoint.tls and endpoint.tls not in contexts:
                 raise ConfigError(f"{endpoint.address} names the TLS group {endpoint.tls!r}, which is not in the file")
             tls, name = contexts[endpoint.tls] if endpoint.tls else (None, None)
             backends[endpoint.address] = Backend(tls, name, endpoint.authorization)
+        used = {context for context, _ in contexts.values()}
+        self._contexts = {key: context for key, context in self._contexts.items() if context in used}
         self._root_files = [group.ca for group in content.groups if group.ca and group.is_verified]
         self._backends = backends
+
+    def _context(self, group: BackendTls) -> ssl.SSLContext:
+        """The context of a group; the same for as long as group and roots are, so that its connections can stay."""
+        key = (group, _mark(Path(group.ca)) if group.ca else None)
+        if key not in self._contexts:
+            self._contexts[key] = context_of(group)
+        return self._contexts[key]
 
 
 def context_of(group: BackendTls) -> ssl.SSLContext:
