@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2
 
 from shoal.hosts.driver import Driver
+from shoal.hosts.envoy.accesslog import RECORD_FIELDS, RECORD_TAG
 from shoal.hosts.extproc import Exchange, http2
 from shoal.hosts.extproc.http2 import frame
 from shoal.hosts.extproc.lean import HEALTH_PATH, PROCESS_PATH, RECORDS_PATH, Deframer, Failed, LeanServer
@@ -237,9 +239,9 @@ def test_records_reach_the_router_and_their_stream_ends_when_a_successor_takes_o
         request = await served.routed()
         message = als_pb2.StreamAccessLogsMessage()
         entry = message.http_logs.log_entry.add()
-        entry.response.response_code.value = 200
-        own = entry.common_properties.metadata.filter_metadata["shoal"]
-        own.update({"id": "run-1", "picker": "0"})
+        fields = ["-"] * len(RECORD_FIELDS)
+        fields[0] = json.dumps({"id": "run-1", "picker": "0"})
+        entry.common_properties.custom_tags[RECORD_TAG] = "\t".join(fields)
         stream = served.records()
         await stream.write(message)
         await request.done_writing()
