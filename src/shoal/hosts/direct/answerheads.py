@@ -23,12 +23,11 @@ class BadAnswer(Exception):
 class AnswerHead:
     """One answer's head; shared between answers with the same one, so nobody changes it.
 
-    sent: status line and fields for the client, each with its line end, without what frames the body.  framing: the
-    line that does, b"" for none.  length: of the body, None when not declared.
+    sent: status line and fields for the client, each with its line end; unframed: the same without the line that says
+    where the body ends.  length: of the body, None when not declared.
     """
 
     __slots__ = (
-        "framing",
         "has_date",
         "has_server",
         "is_chunked",
@@ -39,12 +38,13 @@ class AnswerHead:
         "length",
         "sent",
         "status",
+        "unframed",
         "upgrade",
     )
 
     def __init__(self, status: int, minor: int) -> None:
         self.status = status
-        self.sent = self.framing = b""
+        self.sent = self.unframed = b""
         self.length: int | None = None
         self.is_lasting = minor == 1
         self.is_chunked = self.is_encoded = self.is_events = self.is_json = False
@@ -98,11 +98,13 @@ def _read(head: bytes) -> AnswerHead:
     named -= {"", "close", "keep-alive", "upgrade"}
     if named:
         sent[1:] = [line for line in sent[1:] if line.partition(b":")[0].decode().lower() not in named]
+    if not answer.has_server:
+        sent.append(b"server: shoal")
+    answer.sent = answer.unframed = b"\r\n".join(sent) + b"\r\n"
     if answer.is_chunked:
-        answer.framing = b"transfer-encoding: chunked\r\n"
+        answer.sent += b"transfer-encoding: chunked\r\n"
     elif answer.length is not None:
-        answer.framing = b"content-length: %d\r\n" % answer.length
-    answer.sent = b"\r\n".join(sent) + b"\r\n"
+        answer.sent += b"content-length: %d\r\n" % answer.length
     return answer
 
 

@@ -159,31 +159,32 @@ class ClientConnection(asyncio.Protocol):
         if end > MAX_HEAD_BYTES:
             return self._refuse(431, f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
         try:
-            head = self._plane.heads.read(data[:end])
+            head, declared = self._plane.heads.read(data[:end])
         except BadHead as error:
             return self._refuse(error.status, str(error))
         rest = data[end + 4 :]
-        begun_at = self._begun_at or monotonic()
         self._head = head
         self._is_last = not head.is_lasting
-        length = head.length or 0
-        refusal = self._door(head, len(rest) < length or head.is_chunked)
+        length = declared or 0
+        is_incomplete = head.is_chunked or len(rest) < length
+        refusal = self._door(head, declared, is_incomplete)
         if refusal is not None:
-            if head.is_chunked or len(rest) < length:
+            if is_incomplete:
                 self._is_last = True
-                rest = b""
-            else:
-                rest = rest[length:]
             self.answer(refusal.status, refusal.headers, refusal.body)
-            return rest
-        if head.is_chunked or len(rest) < length:
+            return b"" if is_incomplete else rest[length:]
+        begun_at = self._begun_at or monotonic()
+        if is_incomplete:
             self._begun_at = begun_at
-            self._collect(head, rest)
+            self._collect(head, length, rest)
             return b""
-        self._send_on(head, rest if len(rest) == length else rest[:length], begun_at, begun_at)
+        if len(rest) == length:
+            self._send_on(head, rest, begun_at, begun_at)
+            return b""
+        self._send_on(head, rest[:length], begun_at, begun_at)
         return rest[length:]
 
-    def _door(self, head: RequestHead, is_incomplete: bool) -> Answered | None:
+    def _door(self, head: RequestHead, declared: int | None, is_incomplete: bool) -> Answered | None:
         """Return the answer of a request that goes no further."""
         plane, target, picker = self._plane, head.target, self._plane.picker
         path, headers = target.path, head.headers
@@ -200,11 +201,11 @@ class ClientConnection(asyncio.Protocol):
             if models is not None:
                 return models
         if is_incomplete:
-            charged = picker.charge(path, headers, head.length)
+            charged = picker.charge(path, headers, declared)
             if isinstance(charged, Answered):
                 return charged
             self._charged = charged
-        elif (head.length or 0) > picker.limits.max_body_bytes:
+        elif (declared or 0) > picker.limits.max_body_bytes:
             return picker.too_large(path, headers)
         return None
 
@@ -220,7 +221,7 @@ class ClientConnection(asyncio.Protocol):
             self._set_due(self._begun_at + self._plane.settings.clocks.headers_s)
         return b""
 
-    def _collect(self, head: RequestHead, rest: bytes) -> None:
+    def _collect(self, head: RequestHead, length: int, rest: bytes) -> None:
         """Begin to receive a body that did not come with its head."""
         self._state = BODY
         self._set_due(self._begun_at + self._plane.settings.clocks.upload_s)
@@ -229,7 +230,7 @@ class ClientConnection(asyncio.Protocol):
         if head.is_chunked:
             self._decoder = ChunkDecoder()
         else:
-            self._missing = head.length or 0
+            self._missing = length
         if rest:
             self._on_body(rest)
 
@@ -294,8 +295,6 @@ class ClientConnection(asyncio.Protocol):
     def _send_on(self, head: RequestHead, body: bytes, begun_at: float, received_at: float, charged: int = 0) -> None:
         self._state = BUSY
         self._begun_at = 0.0
-        if head.upgrade and (head.upgrade != "websocket" or body or head.target.method != "GET"):
-            head.upgrade = ""
         self.relay = relay = Relay(self._plane, self, head, body, charged, begun_at, received_at)
         self._set_due(self._plane.next_look(received_at, begun_at))
         relay.start(self._tenant)
@@ -321,7 +320,7 @@ class ClientConnection(asyncio.Protocol):
             status,
             headers,
             body,
-            request_id=(head.headers.get("x-request-id") if head is not None else None) or plane.fresh_id(),
+            request_id=(head.headers.get("x-request-id") if head is not None else None) or plane.fresh_id().decode(),
             is_last=is_last,
             is_head=head is not None and head.target.method == "HEAD",
             minor=1 if head is None else head.target.minor,
@@ -383,15 +382,15 @@ class ClientConnection(asyncio.Protocol):
         self._end()
         self._set_due(self._plane.wheel.now + self._plane.settings.clocks.linger_s)
 
-    def forwarded(self, before: str) -> bytes:
-        """The lines that tell an engine whose request it is.  before: what the client's own field says."""
+    def forwarded(self, head: RequestHead) -> bytes:
+        """The lines, each after its line end, that tell an engine whose request it is."""
         if not self._peer:
             plane, peer = self._plane, self.transport.get_extra_info("peername")
-            self._peer = (str(peer[0]) if peer else "unknown").encode()
-            self._peer += b"\r\nx-forwarded-proto: " + (b"https" if plane.is_tls else b"http")
-        if before:
-            return b"x-forwarded-for: " + before.encode("latin-1") + b", " + self._peer
-        return b"x-forwarded-for: " + self._peer
+            address, scheme = str(peer[0]) if peer else "unknown", "https" if plane.is_tls else "http"
+            self._peer = f"{address}\r\nx-forwarded-proto: {scheme}".encode()
+        if head.forwarded_for:
+            return b"\r\nx-forwarded-for: %b, %b" % (head.forwarded_for.encode("latin-1"), self._peer)
+        return b"\r\nx-forwarded-for: " + self._peer
 
     def _refuse(self, status: int, message: str) -> bytes:
         """Answer what cannot be read and end the connection: where the next request begins is not known."""

@@ -14,6 +14,8 @@ MAX_FIELDS = 100
 # Lines that clients repeat are read once: most of a head is the same in each request of a client.
 _MEMO_ENTRIES = 4096
 _MEMO_LINE_BYTES = 512
+_MEMO_HEADS = 512
+_MEMO_HEAD_BYTES = 4096
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb"{1,32}) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
@@ -39,10 +41,9 @@ _KINDS = {
     **dict.fromkeys(("keep-alive", "proxy-connection", "te", "trailer", "http2-settings", "x-forwarded-proto"), DROP),
     **dict.fromkeys(CONTROL_HEADERS, DROP),
 }
-# Secrets are not kept, and what is new in each request would only push the rest out.
-_UNKEPT = frozenset(
-    ("authorization", "x-api-key", "cookie", "proxy-authorization", "x-request-id", "traceparent", "tracestate")
-)
+# What is new in each request would only push the rest out.
+_NEW_EACH_TIME = frozenset(("x-request-id", "traceparent", "tracestate"))
+_UNKEPT = _NEW_EACH_TIME | {"authorization", "x-api-key", "cookie", "proxy-authorization"}
 # A client may not have these removed by naming them in `connection`: they say where a message ends and whose it is.
 _UNNAMEABLE = frozenset(("host", "content-length", "content-type", "content-encoding", "transfer-encoding"))
 
@@ -70,10 +71,11 @@ class Target:
 
 
 class RequestHead:
-    """One request's head.
+    """A request's head without the length of its body; shared between requests with the same, so nobody changes it.
 
     headers: lower-case names, without hop-by-hop and control fields; repeated ones joined.  lines: what goes to the
-    engine, request line first.  keys: lines with the client's own keys.  length: of the body, None when not declared.
+    engine, request line first; sent: the same as bytes.  keys: lines with the client's own keys.  forwarded_for: what
+    the client's own field says.
     """
 
     __slots__ = (
@@ -83,8 +85,8 @@ class RequestHead:
         "is_chunked",
         "is_lasting",
         "keys",
-        "length",
         "lines",
+        "sent",
         "target",
         "upgrade",
     )
@@ -93,8 +95,8 @@ class RequestHead:
         self.target = target
         self.headers: dict[str, str] = {}
         self.lines = [target.line]
+        self.sent = b""
         self.keys: list[bytes] = []
-        self.length: int | None = None
         self.is_chunked = False
         self.is_lasting = target.minor == 1
         self.expects_continue = False
@@ -103,17 +105,47 @@ class RequestHead:
 
 
 class HeadReader:
-    """Reads heads and remembers lines; one per worker."""
+    """Reads heads, and remembers whole ones and lines; one per worker."""
 
-    __slots__ = ("_fields", "_prefixes", "_targets")
+    __slots__ = ("_fields", "_heads", "_prefixes", "_targets")
 
     def __init__(self, control_prefixes: tuple[str, ...]) -> None:
         self._prefixes = control_prefixes
         self._fields: dict[bytes, tuple[str, str, int]] = {}
         self._targets: dict[bytes, Target] = {}
+        self._heads: dict[bytes, RequestHead] = {}
 
-    def read(self, head: bytes) -> RequestHead:
-        """Read everything before the empty line, which is not part of `head`.  Raises BadHead."""
+    def read(self, head: bytes) -> tuple[RequestHead, int | None]:
+        """Read everything before the empty line, which is not part of `head`; returns the body's length too.
+
+        The length is None when it is not declared.  Raises BadHead.
+        """
+        # From request to request of one client mostly the length alone is new.
+        at = head.find(b"\r\ncontent-length: ")
+        if at < 0:
+            at = head.find(b"\r\nContent-Length: ")
+        if at < 0:
+            known = self._heads.get(head)
+            if known is not None:
+                return known, None
+            rest = head
+        else:
+            stop = head.find(b"\r\n", at + 18)
+            rest = head[:at] + head[stop:] if stop > 0 else head[:at]
+            known = self._heads.get(rest)
+            if known is not None and not known.is_chunked:
+                digits = head[at + 18 : stop] if stop > 0 else head[at + 18 :]
+                if digits.isdigit() and len(digits) < 16:
+                    return known, int(digits)
+        request, length, is_kept = self._read(head)
+        if is_kept and (length is None) == (at < 0) and len(rest) <= _MEMO_HEAD_BYTES:
+            if len(self._heads) >= _MEMO_HEADS:
+                self._heads.clear()
+            self._heads[rest] = request
+        return request, length
+
+    def _read(self, head: bytes) -> tuple[RequestHead, int | None, bool]:
+        """Read a head line by line; returns whether another one like it is likely, too."""
         raw = head.split(b"\r\n")
         if len(raw) > MAX_FIELDS + 1:
             raise BadHead(f"The request has more than {MAX_FIELDS} headers.", 431)
@@ -122,6 +154,7 @@ class HeadReader:
         target = self._targets.get(first) or self._target(first)
         request = RequestHead(target)
         headers, passed, fields = request.headers, request.lines, self._fields
+        length: int | None = None
         hosts = 0
         connection = ""
         for line in lines:
@@ -134,9 +167,10 @@ class HeadReader:
                 hosts += 1
                 passed.append(line)
             elif kind == LENGTH:
-                if request.length is not None:
+                if length is not None:
                     raise BadHead("The request declares its length twice.")
-                request.length = int(value)
+                length = int(value)
+                continue
             elif kind == KEEP_ALIVE:
                 request.is_lasting = True
                 continue
@@ -156,11 +190,13 @@ class HeadReader:
             request.upgrade = ""
         if hosts != 1 or target.host:
             _settle_host(request, hosts)
-        if request.is_chunked and (request.length is not None or target.minor == 0):
-            raise BadHead(
-                "The request has both a length and a transfer coding, or a coding that HTTP/1.0 does not know."
-            )
-        return request
+        if request.is_chunked and (length is not None or target.minor == 0):
+            raise BadHead("A transfer coding excludes a content-length, and HTTP/1.0 knows none.")
+        is_kept = not request.upgrade and headers.keys().isdisjoint(_NEW_EACH_TIME)
+        if request.upgrade and (request.upgrade != "websocket" or target.method != "GET" or length):
+            request.upgrade = ""
+        request.sent = b"\r\n".join(request.lines)
+        return request, length, is_kept
 
     def _rare(self, request: RequestHead, kind: int, value: str) -> None:
         if kind == CODING:

@@ -78,10 +78,10 @@ class Plane:
         """Open client connections."""
         return len(self._clients)
 
-    def fresh_id(self) -> str:
+    def fresh_id(self) -> bytes:
         """Return a request id for a client that sent none, in the form of a UUID."""
         self._ids += 1
-        return f"{self._id_prefix}{self._ids:012x}"
+        return b"%b%012x" % (self._id_prefix, self._ids)
 
     def next_look(self, now: float, started_at: float) -> float:
         """When a request that began at `started_at` is looked after next."""
@@ -150,6 +150,6 @@ def listening(host: str, port: int) -> socket.socket:
     return made
 
 
-def _id_prefix() -> str:
+def _id_prefix() -> bytes:
     digits = secrets.token_hex(10)
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-a{digits[15:18]}-"
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-a{digits[15:18]}-".encode()

@@ -47,6 +47,7 @@ class Relay:
         "_body",
         "_charged",
         "_client",
+        "_client_id",
         "_engine",
         "_engine_ttft_s",
         "_flags",
@@ -128,18 +129,20 @@ class Relay:
     def _head_to_send(self, placed: Placed) -> bytes:
         """The request's head as all engines get it, without its end."""
         head, body = self._head, placed.body
-        lines = head.lines
-        if "x-request-id" not in head.headers:
-            head.headers["x-request-id"] = made = self._plane.fresh_id()
-            lines.append(b"x-request-id: " + made.encode())
+        sent, own = head.sent, b""
         if body is not self._body and "content-encoding" in head.headers:
-            lines = without(lines, "content-encoding")
-        lines.append(self._client.forwarded(head.forwarded_for))
-        if body or head.target.method in _BODY_METHODS:
-            lines.append(b"content-length: %d" % len(body))
+            sent = b"\r\n".join(without(head.lines, "content-encoding"))
+        client_id = head.headers.get("x-request-id")
+        if client_id is None:
+            self._client_id = made = self._plane.fresh_id()
+            own = b"\r\nx-request-id: " + made
+        else:
+            self._client_id = client_id.encode("latin-1")
         if head.upgrade:
-            lines.append(b"connection: upgrade\r\nupgrade: websocket")
-        return b"\r\n".join(lines)
+            own += b"\r\nconnection: upgrade\r\nupgrade: websocket"
+        if body or head.target.method in _BODY_METHODS:
+            return b"%b%b%b\r\ncontent-length: %d" % (sent, own, self._client.forwarded(head), len(body))
+        return b"%b%b%b" % (sent, own, self._client.forwarded(head))
 
     def _try(self) -> None:
         self.dialling = None
@@ -312,28 +315,24 @@ class Relay:
         self._engine_ttft_s = now - self._received_at
 
     def _answer_head(self, answer: AnswerHead, has_body: bool = True) -> bytes:
-        plane, client, minor = self._plane, self._client, self._head.target.minor
+        minor = self._head.target.minor
         is_framed = answer.length is not None or (answer.is_chunked and minor == 1) or not has_body
-        is_last = client.ends_after(not is_framed)
-        parts = [answer.sent]
-        if is_framed and not (answer.is_chunked and not minor):
-            parts.append(answer.framing)
-        if not answer.has_server:
-            parts.append(b"server: shoal\r\n")
-        if not answer.has_date:
-            parts.append(f"date: {replies.date()}\r\n".encode())
-        own = f"x-request-id: {self._head.headers['x-request-id']}\r\nx-shoal-request-id: {self._request_id}\r\n"
-        parts.append(own.encode("latin-1"))
-        if plane.settings.shows_endpoint:
-            parts.append(self._pool.shown)
-        for name, value in self._placed.forward.response_headers:
-            parts.append(f"{name}: {value}\r\n".encode("latin-1", "replace"))
-        if is_last:
-            parts.append(b"connection: close\r\n")
+        own = b""
+        if self._client.ends_after(not is_framed):
+            own = b"connection: close\r\n"
         elif not minor:
-            parts.append(b"connection: keep-alive\r\n")
-        parts.append(b"\r\n")
-        return b"".join(parts)
+            own = b"connection: keep-alive\r\n"
+        if not answer.has_date:
+            own += replies.date_line()
+        for name, value in self._placed.forward.response_headers:
+            own += f"{name}: {value}\r\n".encode("latin-1", "replace")
+        return b"%bx-request-id: %b\r\nx-shoal-request-id: %b\r\n%b%b\r\n" % (
+            answer.sent if minor or not answer.is_chunked else answer.unframed,
+            self._client_id,
+            self._request_id.encode(),
+            self._pool.shown if self._plane.settings.shows_endpoint else b"",
+            own,
+        )
 
     # ------------------------------------------------------------------ tunnels
 

@@ -76,7 +76,7 @@ def local_answer(
 ) -> bytes:
     """Return a whole answer.  is_last: the connection ends with it.  is_head: the body is left out."""
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}", *(f"{name}: {value}" for name, value in headers)]
-    lines += ["server: shoal", f"date: {date()}", f"content-length: {len(body)}"]
+    lines += ["server: shoal", date_line()[:-2].decode(), f"content-length: {len(body)}"]
     if request_id:
         lines.append(f"x-request-id: {request_id}")
     if is_last:
@@ -101,19 +101,23 @@ def last_event(api: Api, message: str) -> bytes:
 
 
 class _Clock:
-    __slots__ = ("second", "text")
+    __slots__ = ("line", "second")
 
     def __init__(self) -> None:
         self.second = 0
-        self.text = ""
+        self.line = b""
+
+    def look(self) -> None:
+        second = int(time())
+        if second != self.second:
+            self.second = second
+            self.line = f"date: {formatdate(second, usegmt=True)}\r\n".encode()
 
 
 _clock = _Clock()
 
 
-def date() -> str:
-    """The time as HTTP writes it."""
-    second = int(time())
-    if second != _clock.second:
-        _clock.second, _clock.text = second, formatdate(second, usegmt=True)
-    return _clock.text
+def date_line() -> bytes:
+    """The time as a header line."""
+    _clock.look()
+    return _clock.line
