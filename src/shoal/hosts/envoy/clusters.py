@@ -172,6 +172,8 @@ def _pickers(settings: EnvoySettings, name: str, pickers: tuple[Picker, ...]) ->
                 "explicit_http_config": {
                     "http2_protocol_options": {
                         "max_concurrent_streams": settings.limits.max_streams,
+                        # It sends data in frames as long as the picker allows; the other codec cuts it to 16 KiB.
+                        "use_oghttp2_codec": True,
                         "initial_stream_window_size": 1024 * 1024,
                         "initial_connection_window_size": 64 * 1024 * 1024,
                         # A stopped or stuck process holds its requests for as long as a queue may last.
