@@ -6,7 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from tests.hosts.envoy.envoy_rig import Rig
+from shoal.hosts.driver import Driver
+from shoal.hosts.extproc.http2 import Connection, Http2Event, Received
+from shoal.hosts.extproc.lean import LeanServer
+from tests.hosts.envoy.envoy_rig import Rig, rig
+from tests.hosts.extproc.test_exchange import Door, chat
 
 pytestmark = pytest.mark.e2e
 
@@ -69,6 +73,30 @@ async def test_a_large_answer_on_an_unknown_path_streams_through(live: Rig) -> N
     live.engines[0].answers["/v1/files/1/content"] = file
     answer = await live.send("/v1/files/1/content", live.engines[0].address)
     assert (answer.status, len(answer.body)) == (200, size)
+
+
+async def test_a_long_body_comes_to_our_own_server_in_long_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    receive = Connection.receive
+
+    def noted(self: Connection, data: bytes) -> list[Http2Event]:
+        events = receive(self, data)
+        sizes.extend(len(event.data) for event in events if isinstance(event, Received))
+        return events
+
+    monkeypatch.setattr(Connection, "receive", noted)
+    monkeypatch.setattr(Driver, "_arm", lambda self, now: None)
+    async with rig(pickers=1) as made:
+        await made.pickers[0].stop()
+        server = LeanServer(Door().picker, made.pickers[0].path)
+        server.set_serving(True)
+        await server.start()
+        body = json.dumps(chat("x" * 400_000, model="nobody's")).encode()
+        answer = await made.send("/v1/chat/completions", body=body)
+        await server.stop(0.0)
+    assert answer.status == 404
+    assert "nobody's" in answer.error["message"]
+    assert max(sizes) > 100_000
 
 
 async def test_multipart_audio_passes_unchanged(live: Rig) -> None:
