@@ -128,6 +128,44 @@ async def test_half_sent_bodies_share_a_budget_and_small_ones_do_not_wait_for_it
         assert it.picker.buffered_bytes == 0
 
 
+async def test_partial_heads_small_bodies_and_what_is_sent_ahead_are_bounded_too() -> None:
+    async def slow(wire: Wire, _: Seen) -> None:
+        await wire.lost()
+
+    async with pool(max_buffered_bytes=1_000_000) as it:
+        it.engines[0].script = slow
+        part = b"POST /x HTTP/1.1\r\nhost: a\r\nx-a: " + b"b" * 60_000
+        for number in range(60):
+            client = await it.client()
+            if number % 3 == 0:
+                await client.send(part)
+            elif number % 3 == 1:
+                await client.send(request() + part)
+            else:
+                await client.send(request(b"x" * 60_000, "/x")[:-30_000])
+            await asyncio.sleep(0.002)
+            assert it.picker.buffered_bytes <= 1_700_000
+        assert (await it.clients[-3].answer()).status == 503
+        assert (await it.clients[-1].answer()).status == 429
+        for client in it.clients:
+            client.abort()
+        await until(lambda: it.plane.clients == 0)
+        assert it.picker.buffered_bytes == 0
+
+
+async def test_a_client_that_asks_on_and_on_and_reads_nothing_is_not_answered_on_and_on() -> None:
+    async with pool() as it:
+        client = await it.client()
+        client.stop_reading()
+        ask = request(path="/v1/models", method="GET") * 200
+        for _ in range(200):
+            client.writer.write(ask)
+        await asyncio.sleep(0.5)
+        assert it.picker.buffered_bytes < 1_000_000
+        client.read_again()
+        assert (await client.answer()).status == 200
+
+
 async def test_a_large_body_is_charged_until_its_answer_begins() -> None:
     gate = asyncio.Event()
 

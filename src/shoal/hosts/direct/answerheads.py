@@ -7,6 +7,7 @@ import re
 
 from shoal.hosts.direct.heads import FIELD, MAX_FIELDS
 
+SWITCHED = 101
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 # Within a second an engine's answers mostly have the same head.
 _MEMO_ENTRIES = 512
@@ -91,6 +92,8 @@ def _read(head: bytes) -> AnswerHead:
             sent.append(line)
     if answer.is_chunked and (answer.length is not None or minor == 0):
         raise BadAnswer("both a length and a transfer coding")
+    if answer.upgrade and answer.status != SWITCHED:
+        answer.upgrade = ""
     if "close" in named:
         answer.is_lasting = False
     elif "keep-alive" in named:

@@ -14,8 +14,10 @@ from shoal.hosts.direct import replies
 from shoal.hosts.direct.chunks import BadChunk, ChunkDecoder
 from shoal.hosts.direct.heads import BARE_NEWLINE, MAX_HEAD_BYTES, BadHead, RequestHead
 from shoal.hosts.direct.relay import Relay
+from shoal.hosts.direct.tunnels import Tunnel
 from shoal.hosts.direct.wheel import NEVER
 from shoal.hosts.picker import Answered
+from shoal.pool import RefusalReason
 
 if TYPE_CHECKING:
     from shoal.hosts.direct.plane import Plane
@@ -27,8 +29,8 @@ WRITE_HIGH_BYTES = 128 * 1024
 """Unread bytes of an answer from which on its engine is not read."""
 
 _NO_LINGER = struct.pack("ii", 1, 0)
-# What a connection is about: a head, a body, an answer, or nothing any more.
-HEAD, BODY, BUSY, ENDING = range(4)
+# What a connection is about: a head, a body, an answer, bytes both ways, or nothing any more.
+HEAD, BODY, BUSY, TUNNEL, ENDING = range(5)
 
 
 class ClientConnection(asyncio.Protocol):
@@ -91,11 +93,16 @@ class ClientConnection(asyncio.Protocol):
         """Take what the client sent."""
         state = self._state
         if state == HEAD:
-            self._read(self._buffer + data if self._buffer else data)
+            if self.is_paused:
+                self._ahead(data)
+            else:
+                self._read(self._buffer + data if self._buffer else data)
         elif state == BODY:
             self._on_body(data)
         elif state == BUSY:
             self._ahead(data)
+        elif state == TUNNEL and self.relay is not None and self.relay.tunnel is not None:
+            self.relay.tunnel.from_client(data)
 
     def connection_lost(self, _: Exception | None) -> None:
         """The client has gone."""
@@ -104,7 +111,7 @@ class ClientConnection(asyncio.Protocol):
         self._state = ENDING
         self._forget_body()
         self._settle_unread()
-        self._buffer = b""
+        self._hold(b"")
         relay, self.relay = self.relay, None
         if relay is not None:
             relay.leave()
@@ -127,6 +134,8 @@ class ClientConnection(asyncio.Protocol):
         self._settle_unread()
         if self.relay is not None:
             self.relay.client_resumed()
+        elif self._buffer and self._state == HEAD:
+            self._plane.loop.call_soon(self._go_on)
 
     def _overload(self, relay: Relay) -> None:
         if self.relay is relay and self.is_paused:
@@ -139,12 +148,13 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------ requests
 
     def _read(self, data: bytes) -> None:
-        """Take one request after the other, for as long as each is answered at once."""
-        self._buffer = b""
-        while data and self._state == HEAD:
+        """Take one request after the other, for as long as each is answered at once and the client reads."""
+        if self._buffer:
+            self._hold(b"")
+        while data and self._state == HEAD and not self.is_paused:
             data = self._one(data)
-        if data and self._state == BUSY:
-            self._buffer = data
+        if data and self._state != ENDING:
+            self._ahead(data)
 
     def _one(self, data: bytes) -> bytes:
         """Take one request; returns what came behind it."""
@@ -201,6 +211,8 @@ class ClientConnection(asyncio.Protocol):
             if models is not None:
                 return models
         if is_incomplete:
+            if plane.is_crammed():
+                return picker.refused(path, headers, RefusalReason.SATURATED, replies.CRAMMED, retry_after_s=1.0)
             charged = picker.charge(path, headers, declared)
             if isinstance(charged, Answered):
                 return charged
@@ -215,7 +227,9 @@ class ClientConnection(asyncio.Protocol):
             return self._refuse(431, f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
         if BARE_NEWLINE.search(data) is not None:
             return self._refuse(400, "A line of the head ends without CR, or holds a NUL.")
-        self._buffer = data
+        if self._plane.is_crammed():
+            return self._refuse(503, replies.CRAMMED)
+        self._hold(data)
         if not self._begun_at:
             self._begun_at = monotonic()
             self._set_due(self._begun_at + self._plane.settings.clocks.headers_s)
@@ -301,14 +315,16 @@ class ClientConnection(asyncio.Protocol):
 
     def _ahead(self, data: bytes) -> None:
         """Keep what comes before its turn."""
-        relay = self.relay
-        if relay is not None and relay.is_tunnel:
-            relay.from_client(data)
-        elif len(self._buffer) + len(data) > MAX_PIPELINED_BYTES:
+        if len(self._buffer) + len(data) > MAX_PIPELINED_BYTES or self._plane.is_crammed():
             self._is_last = True
-            self._buffer = b""
+            self._hold(b"")
         elif not self._is_last:
-            self._buffer += data
+            self._hold(self._buffer + data)
+
+    def _hold(self, data: bytes) -> None:
+        """Keep bytes that nothing can be done with yet; they count against the budget of bodies."""
+        self._plane.picker.buffered_bytes += len(data) - len(self._buffer)
+        self._buffer = data
 
     # ------------------------------------------------------------------ answers
 
@@ -355,14 +371,16 @@ class ClientConnection(asyncio.Protocol):
             plane.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        if self._state == HEAD and self._buffer:
+        if self._state == HEAD and self._buffer and not self.is_paused:
             self._read(self._buffer)
 
-    def switched(self) -> None:
+    def switched(self, tunnel: Tunnel) -> None:
         """The connection became a tunnel; what came ahead belongs to it."""
-        data, self._buffer = self._buffer, b""
-        if data and self.relay is not None:
-            self.relay.from_client(data)
+        self._state = TUNNEL
+        data = self._buffer
+        if data:
+            self._hold(b"")
+            tunnel.from_client(data)
 
     def break_off(self, event: bytes, is_reset: bool = False) -> None:
         """End the connection in the middle of an answer, after `event`.
@@ -396,6 +414,7 @@ class ClientConnection(asyncio.Protocol):
         """Answer what cannot be read and end the connection: where the next request begins is not known."""
         self._is_last = True
         self._forget_body()
+        self._plane.picker.driver.fold.refused_at_door(RefusalReason.BAD_REQUEST)
         self.answer_error(status, message)
         return b""
 
@@ -404,9 +423,9 @@ class ClientConnection(asyncio.Protocol):
     def on_due(self, now: float) -> None:
         """Somebody was too slow, or the connection was unused for too long."""
         state = self._state
-        if state == BUSY and self.relay is not None:
+        if state in (BUSY, TUNNEL) and self.relay is not None:
             due = self.relay.on_due(now)
-            if self._state == BUSY:
+            if self._state == state:
                 self.due = due
         elif state == BODY or (state == HEAD and self._begun_at):
             self._refuse(408, replies.too_slow(self._plane.settings))
@@ -425,7 +444,7 @@ class ClientConnection(asyncio.Protocol):
     def _end(self) -> None:
         """Close when what was written is sent."""
         self._state = ENDING
-        self._buffer = b""
+        self._hold(b"")
         self.due = self._plane.wheel.now + self._plane.settings.clocks.stream_idle_s
         self.transport.close()
 
@@ -433,7 +452,7 @@ class ClientConnection(asyncio.Protocol):
         """Let the client read the answer while it still sends: a close at once would reset the connection."""
         self._state = ENDING
         self._head = None
-        self._buffer = b""
+        self._hold(b"")
         self._set_due(self._plane.wheel.now + self._plane.settings.clocks.linger_s)
         if self.transport.can_write_eof():
             self.transport.write_eof()

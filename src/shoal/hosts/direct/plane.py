@@ -22,6 +22,9 @@ BACKLOG = 4096
 LINGER_S = 2.0
 """While draining, an unused connection is kept this long: its next request may be on the way."""
 
+CRAM_RATIO = 1.5
+"""Up to this many budgets of buffered bytes small bodies are let in, so that large ones cannot shut them out."""
+
 # How often silence is looked for, as a share of the time that is too long.
 _LOOKS = 4
 
@@ -88,6 +91,10 @@ class Plane:
         stream_s = self.settings.clocks.stream_s
         look = now + self._look_s
         return min(look, started_at + stream_s) if stream_s else look
+
+    def is_crammed(self) -> bool:
+        """Whether what clients have sent and not read is so far over the budget that small bodies must wait as well."""
+        return self.picker.buffered_bytes > CRAM_RATIO * self.settings.max_buffered_bytes
 
     # ------------------------------------------------------------------ clients
 

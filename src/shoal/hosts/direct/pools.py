@@ -143,9 +143,9 @@ class EnginePool:
                     ssl=backend.tls,
                     server_hostname=backend.server_name,
                 )
-        except (OSError, TimeoutError, ssl.SSLError) as error:
+        except (OSError, TimeoutError, ssl.SSLError):
             relay.dialling = None
-            relay.unreachable(error)
+            relay.unreachable()
             return
         relay.dialling = None
         relay.connected(connection)

@@ -39,6 +39,7 @@ NOT_PUBLIC = (
 )
 UNREACHABLE = "No engine could be reached, or the router is overloaded. Try again shortly."
 BAD_ANSWER = "The engine's answer is not valid HTTP."
+CRAMMED = "The router holds too many unfinished requests. Try again shortly."
 FAULT = "The router could not handle the request."
 BROKEN = "The engine was lost in the middle of the answer; what came before is incomplete. Send the request again."
 

@@ -42,8 +42,8 @@ class DirectSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: larger request bodies get 413.  max_buffered_bytes: request bodies and unread answers together.
     max_connections: open client connections of this worker; more are closed at once.
     max_idle_per_engine: unused connections that are kept to one engine.
-    attempts: tries of one request in total.  budget_ratio, min_retries: retries at a time, as a share of the requests
-    in flight and at least.  status_codes: answers of an engine that are retried like a lost connection.
+    budget_ratio, min_retries: retries at a time, as a share of the requests in flight and at least; how often one
+    request may be tried is the picker's.  status_codes: answers of an engine that are retried like a lost connection.
     shows_endpoint: whether answers say in `x-shoal-endpoint` which engine served.
     """
 
@@ -51,7 +51,6 @@ class DirectSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_buffered_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 50_000
     max_idle_per_engine: int = 1024
-    attempts: int = 3
     budget_ratio: float = 0.2
     min_retries: int = 128
     status_codes: tuple[int, ...] = (502, 503, 504)
@@ -68,7 +67,6 @@ def settings_of(pool: PoolSettings, workers: int = 1) -> DirectSettings:
         max_body_bytes=limits.max_body_bytes,
         max_buffered_bytes=limits.max_buffered_bytes,
         max_connections=max(1, -(-limits.max_connections // max(1, workers))),
-        attempts=pool.retries.attempts + 1,
         budget_ratio=pool.retries.budget_ratio,
         min_retries=plain.min_concurrency,
         status_codes=plain.status_codes,

@@ -152,8 +152,7 @@ class Splice:
         payload = b"".join(decoder.pieces)
         decoder.pieces.clear()
         self._size += len(payload)
-        if head or payload:
-            self._out.write(head + payload)
+        self._out.write(head + payload)
         if self._keeps_tail:
             self._keep(data)
         if decoder.is_over:
