@@ -6,8 +6,8 @@ journal with a hole cannot be replayed, so a new one begins with the next start.
 
 import logging
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from shoal.routing.journal import MAGIC, Opening, Step, encode
 log = logging.getLogger("shoal.journal")
 
 MAX_QUEUED_FRAMES = 50_000
+# How long a step may stay in memory: to wake the thread for each costs ten times its encoding.
+WRITE_EVERY_S = 0.1
 
 
 class JournalWriter:
@@ -33,10 +35,9 @@ class JournalWriter:
         self._opening = opening
         self._max_bytes = max_bytes
         self._max_files = max_files
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._frames: deque[bytes] = deque()
+        self._closing = threading.Event()
         self._is_full = False
-        self.dropped = 0
-        self.written_bytes = 0
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
 
@@ -44,16 +45,16 @@ class JournalWriter:
         """Take one step; encoding happens here, writing elsewhere."""
         if self._is_full:
             return
-        if self._queue.qsize() >= MAX_QUEUED_FRAMES:
+        if len(self._frames) >= MAX_QUEUED_FRAMES:
             self._is_full = True
             log.warning("journal stopped: the disk is slower than the traffic; it begins anew with the next start")
             return
-        self._queue.put(encode(Step(now, event, list(commands))))
+        self._frames.append(encode(Step(now, event, commands)))
 
     def close(self) -> None:
         """Write what is queued and close the file."""
         self._is_full = True
-        self._queue.put(None)
+        self._closing.set()
         self._thread.join(timeout=10.0)
 
     def path(self, part: int) -> Path:
@@ -81,11 +82,10 @@ class JournalWriter:
         with os.fdopen(descriptor, "wb", buffering=1 << 16) as file:
             written = file.write(MAGIC) + file.write(encode(opening))
             while written < self._max_bytes:
-                frame = self._queue.get()
-                if frame is None:
+                is_closing = self._closing.wait(WRITE_EVERY_S)
+                while self._frames and written < self._max_bytes:
+                    written += file.write(self._frames.popleft())
+                file.flush()
+                if is_closing and not self._frames:
                     return False
-                written += file.write(frame)
-                self.written_bytes += len(frame)
-                if self._queue.empty():
-                    file.flush()
         return True

@@ -5,7 +5,7 @@ block hashes and counts, never prompt text.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -37,7 +37,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     now: float
     event: Event
-    commands: list[Command]
+    commands: Sequence[Command]
 
 
 class Difference(NamedTuple):
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
     number: int
     now: float
     event: Event
-    recorded: list[Command]
+    recorded: Sequence[Command]
     replayed: list[Command]
 
 

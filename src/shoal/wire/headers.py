@@ -34,6 +34,9 @@ MAX_KEPT_CHARS = 4096
 COOKIE = "cookie:"
 
 
+_TELLING = frozenset((*SESSION_HEADERS, *TENANT_HEADERS, *OBJECTIVE_HEADERS, NO_RETRY_HEADER, *sum(KEPT_HEADERS, ())))
+
+
 class HeaderFacts(NamedTuple):
     """What the headers say; "" where they say nothing.  kept: goes to `Request.headers`."""
 
@@ -51,6 +54,9 @@ def read_headers(headers: Mapping[str, str], extra: tuple[str, ...] = ()) -> Hea
     A cookie's value is a secret of its user's session, and what is kept stands in journals: the digest tells sessions
     apart as well.
     """
+    client_id = headers.get("x-request-id", "")[:MAX_ID_CHARS]
+    if not extra and _TELLING.isdisjoint(headers):
+        return HeaderFacts(client_id, "", "", "", True, {})
     kept: dict[str, str] = {}
     for name, older in KEPT_HEADERS:
         value = headers.get(name) or (headers.get(older) if older else None)
@@ -61,7 +67,7 @@ def read_headers(headers: Mapping[str, str], extra: tuple[str, ...] = ()) -> Hea
         if value:
             kept[name] = value[:MAX_KEPT_CHARS]
     return HeaderFacts(
-        headers.get("x-request-id", "")[:MAX_ID_CHARS],
+        client_id,
         _first(headers, TENANT_HEADERS),
         _first(headers, SESSION_HEADERS),
         _first(headers, OBJECTIVE_HEADERS),

@@ -4,6 +4,8 @@ Owns the table of path endings.  A gateway may put anything before them (`/opena
 longest ending that fits wins, as in llm-d.  What the body holds is read in `bodies`.
 """
 
+from functools import lru_cache
+
 from shoal.pool import Api
 
 _ENDINGS = {
@@ -29,9 +31,12 @@ _LONGEST_FIRST = tuple(sorted(_ENDINGS.items(), key=lambda item: (-len(item[0]),
 
 def strip_query(path: str) -> str:
     """Return `path` without query and fragment, which may hold keys."""
+    if "?" not in path and "#" not in path:
+        return path
     return path.partition("?")[0].partition("#")[0]
 
 
+@lru_cache(maxsize=512)
 def api_of(path: str) -> Api:
     """Return the API of `path` (as sent, query included); OTHER when no ending fits."""
     bare = strip_query(path).rstrip("/")
