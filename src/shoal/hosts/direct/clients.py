@@ -282,9 +282,11 @@ class ClientConnection(asyncio.Protocol):
         if decoder.size_bytes > picker.limits.max_body_bytes:
             refusal = picker.too_large(head.target.path, head.headers)
         else:
+            # What it was charged so far comes back first: else it would count twice.
+            picker.uncharge(self._charged)
+            self._charged = 0
             charged = picker.charge(head.target.path, head.headers, decoder.size_bytes)
             if not isinstance(charged, Answered):
-                picker.uncharge(self._charged)
                 self._charged = charged
                 return True
             refusal = charged

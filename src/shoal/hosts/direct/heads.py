@@ -162,7 +162,8 @@ class HeadReader:
             if kind == PASS:
                 passed.append(line)
             elif kind == KEY:
-                request.keys.append(line)
+                if name not in headers:  # an engine is given one key of each kind, the first
+                    request.keys.append(line)
             elif kind == HOST:
                 hosts += 1
                 passed.append(line)
