@@ -19,11 +19,13 @@ HEAD = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\n"
 
 
 class ScenarioPool(Pool):
-    """A running pool.  config: its file, which a test may change."""
+    """A running pool.  config: its file, which a test may change.  plane: its data plane."""
 
-    def __init__(self, directory: Path, flags: Sequence[str], settings: str | None = None) -> None:
+    def __init__(self, directory: Path, flags: Sequence[str], settings: str | None, plane: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.config = directory / "pool.yaml"
+        self.plane = plane
+        flags = [*flags, "--data-plane", plane]
         if settings is not None:
             self.config.write_text(HEAD + settings)
             flags = [*flags, "--config", str(self.config)]
@@ -114,9 +116,9 @@ class ScenarioPool(Pool):
 
 
 @contextmanager
-def pool(directory: Path, flags: Sequence[str], settings: str | None = None) -> Iterator[ScenarioPool]:
+def pool(plane: str, directory: Path, flags: Sequence[str], settings: str | None = None) -> Iterator[ScenarioPool]:
     """Start a pool and wait until it is ready; it is gone at the end."""
-    running = ScenarioPool(directory, flags, settings)
+    running = ScenarioPool(directory, flags, settings, plane)
     try:
         running.wait_ready()
         yield running

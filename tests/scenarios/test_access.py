@@ -76,7 +76,7 @@ def key(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def guarded(folder: Path, key: str, echo: Backend) -> Iterator[ScenarioPool]:
+def guarded(plane: str, folder: Path, key: str, echo: Backend) -> Iterator[ScenarioPool]:
     """A pool with keys, TLS, a key for its engine, and a metrics port."""
     write_certificate(folder, "first")
     (folder / "engine-key").write_text("engine-secret\n")
@@ -85,7 +85,7 @@ def guarded(folder: Path, key: str, echo: Backend) -> Iterator[ScenarioPool]:
         f"tls: {{cert: {folder}/cert.pem, key: {folder}/key.pem}}\n"
         f"backends: [{{url: '{echo.url}', api_key_file: {folder}/engine-key}}]\n"
     )
-    with pool(folder / "pool", ["--metrics-port", str(free_port())], settings) as running:
+    with pool(plane, folder / "pool", ["--metrics-port", str(free_port())], settings) as running:
         yield running
 
 
@@ -139,6 +139,7 @@ def test_a_certificate_is_read_again_when_its_file_changes(guarded: ScenarioPool
     assert guarded.post(body("x"), {"authorization": f"Bearer {key}"}).status_code == 200
 
 
+@pytest.mark.only_plane("envoy", "the direct plane speaks HTTP/1 alone")
 def test_http2_is_offered_on_the_tls_listener(guarded: ScenarioPool, key: str) -> None:
     with httpx.Client(http2=True, verify=False, timeout=30.0) as client:
         answer = client.get(f"{guarded.url}/v1/models", headers={"authorization": f"Bearer {key}"})
@@ -183,8 +184,10 @@ def test_the_metrics_port_is_on_the_loopback_and_answers_metrics_alone(guarded: 
     assert [status(path) for path in ("/snapshot", "/explain/x", "/endpoints", "/reload")] == [404] * 4
 
 
-def test_a_clients_key_reaches_an_engine_without_its_own_only_when_configured(tmp_path: Path, echo: Backend) -> None:
-    with pool(tmp_path, ["--backend", echo.url], "forward_client_key: true\n") as forwarding:
+def test_a_clients_key_reaches_an_engine_without_its_own_only_when_configured(
+    plane: str, tmp_path: Path, echo: Backend
+) -> None:
+    with pool(plane, tmp_path, ["--backend", echo.url], "forward_client_key: true\n") as forwarding:
         assert forwarding.post(body("x"), {"authorization": "Bearer mine"}).status_code == 200
         assert echo.seen.pop().values("authorization") == ["Bearer mine"]
         headers = [("authorization", "Bearer mine"), ("authorization", "Bearer another")]

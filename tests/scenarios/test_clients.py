@@ -29,16 +29,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture(scope="module")
-def inner(tmp_path_factory: pytest.TempPathFactory, engine: EngineProcess) -> Iterator[ScenarioPool]:
+def inner(plane: str, tmp_path_factory: pytest.TempPathFactory, engine: EngineProcess) -> Iterator[ScenarioPool]:
     """A pool before the engine."""
-    with pool(tmp_path_factory.mktemp("inner"), backends([engine])) as running:
+    with pool(plane, tmp_path_factory.mktemp("inner"), backends([engine])) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def outer(tmp_path_factory: pytest.TempPathFactory, inner: ScenarioPool) -> Iterator[ScenarioPool]:
+def outer(plane: str, tmp_path_factory: pytest.TempPathFactory, inner: ScenarioPool) -> Iterator[ScenarioPool]:
     """A pool before that pool."""
-    with pool(tmp_path_factory.mktemp("outer"), ["--backend", inner.url]) as running:
+    with pool(plane, tmp_path_factory.mktemp("outer"), ["--backend", inner.url]) as running:
         yield running
 
 

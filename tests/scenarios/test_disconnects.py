@@ -26,9 +26,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory, engine: EngineProcess) -> Iterator[ScenarioPool]:
+def front(plane: str, tmp_path_factory: pytest.TempPathFactory, engine: EngineProcess) -> Iterator[ScenarioPool]:
     """The pool before it."""
-    with pool(tmp_path_factory.mktemp("front"), backends([engine])) as running:
+    with pool(plane, tmp_path_factory.mktemp("front"), backends([engine])) as running:
         yield running
 
 

@@ -16,6 +16,9 @@ from tests.scenarios.pools import ScenarioPool, pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+LOST = (openai.APIError, httpx.TransportError)
+"""A cut stream, as the official client tells it: the direct plane says so in a last event before it breaks off."""
+
 SETTINGS = "ejection: {failures: 3, base_s: 2, max_s: 4}\n"
 
 
@@ -27,9 +30,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineProce
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess]) -> Iterator[ScenarioPool]:
+def four(plane: str, tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess]) -> Iterator[ScenarioPool]:
     """The pool before them."""
-    with pool(tmp_path_factory.mktemp("four"), backends(fleet), SETTINGS) as running:
+    with pool(plane, tmp_path_factory.mktemp("four"), backends(fleet), SETTINGS) as running:
         until(lambda: list(running.states().values()) == ["ready"] * 4, why=running.said)
         yield running
 
@@ -85,7 +88,7 @@ class Streams:
                     finish = chunk.choices[0].finish_reason or finish
             except openai.APIStatusError as error:
                 self.refused.append(error)
-            except (openai.APIConnectionError, httpx.TransportError) as error:
+            except LOST as error:
                 assert finish is None
                 self.cut.append(error)
             else:
@@ -105,7 +108,7 @@ def test_an_engine_killed_mid_load_costs_only_the_streams_it_had_begun_and_retur
         assert next(begun).choices
         victim = next(engine for engine in fleet if engine.address == begun.response.headers["x-shoal-endpoint"])
         victim.kill()
-        with pytest.raises((openai.APIConnectionError, httpx.TransportError)):
+        with pytest.raises(LOST):
             list(begun)
         until(lambda: four.states()[victim.address] == "loading", why=four.said)
         sent = four.sample("shoal_endpoint_requests_total", endpoint_name=victim.address)
@@ -132,7 +135,7 @@ def test_a_stream_cut_in_the_middle_raises_in_the_official_client_and_has_no_don
         model="tiny", messages=[{"role": "user", "content": "cut"}], max_tokens=40, stream=True
     )
     chunks: list[ChatCompletionChunk] = []
-    with pytest.raises((openai.APIConnectionError, httpx.TransportError)):
+    with pytest.raises(LOST):
         chunks.extend(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert {chunk.choices[0].finish_reason for chunk in chunks} == {None}
@@ -143,6 +146,7 @@ def test_a_stream_cut_in_the_middle_raises_in_the_official_client_and_has_no_don
             heard.extend(raw.iter_raw())
     assert b"data: " in b"".join(heard)
     assert b"[DONE]" not in b"".join(heard)
+    assert (b"engine was lost" in b"".join(heard)) is (four.plane == "direct")
 
 
 def test_a_cut_answer_is_an_error_in_the_metrics_and_no_credit_to_the_engine(

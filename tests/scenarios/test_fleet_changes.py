@@ -25,9 +25,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineProce
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess]) -> Iterator[ScenarioPool]:
+def front(plane: str, tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess]) -> Iterator[ScenarioPool]:
     """A pool of two workers before them."""
-    with pool(tmp_path_factory.mktemp("front"), [*backends(fleet), "--workers", "2"], "") as running:
+    with pool(plane, tmp_path_factory.mktemp("front"), [*backends(fleet), "--workers", "2"], "") as running:
         until(lambda: list(running.states().values()) == ["ready"] * 2, why=running.said)
         until(lambda: len(running.worker_pids()) == 2 and not running.client.picture().is_partial, why=running.said)
         yield running

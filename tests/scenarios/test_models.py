@@ -26,9 +26,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineProce
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess]) -> Iterator[ScenarioPool]:
+def models(plane: str, tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess]) -> Iterator[ScenarioPool]:
     """One pool over all three."""
-    with pool(tmp_path_factory.mktemp("models"), backends(fleet), SETTINGS) as running:
+    with pool(plane, tmp_path_factory.mktemp("models"), backends(fleet), SETTINGS) as running:
         until(lambda: set(running.states().values()) == {"ready"} and len(running.states()) == 3, why=running.said)
         yield running
 

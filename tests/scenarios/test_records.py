@@ -41,13 +41,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineProce
 
 @pytest.fixture(scope="module")
 def written(
-    tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess], collector: Receiver
+    plane: str, tmp_path_factory: pytest.TempPathFactory, fleet: list[EngineProcess], collector: Receiver
 ) -> Iterator[ScenarioPool]:
     """A pool that writes everything down, with two workers."""
     folder = tmp_path_factory.mktemp("written")
     settings = settings_of(folder, collector)
     flags = ["--backend", fleet[0].url, "--backend", fleet[1].url, "--workers", "2", "--log-level", "debug"]
-    with pool(folder, flags, settings) as running:
+    with pool(plane, folder, flags, settings) as running:
         yield running
 
 

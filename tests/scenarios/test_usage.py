@@ -38,9 +38,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory, engine: EngineProcess) -> Iterator[ScenarioPool]:
+def front(plane: str, tmp_path_factory: pytest.TempPathFactory, engine: EngineProcess) -> Iterator[ScenarioPool]:
     """A pool that observes."""
-    with pool(tmp_path_factory.mktemp("front"), backends([engine]), "usage: observe\n") as running:
+    with pool(plane, tmp_path_factory.mktemp("front"), backends([engine]), "usage: observe\n") as running:
         yield running
 
 
@@ -106,10 +106,12 @@ def test_tokens_of_a_cancelled_stream_are_counted_up_to_where_it_was_cancelled(f
     until(lambda: front.sample("llm_d_epp_request_output_tokens_sum") == before + found["completion_tokens"])
 
 
-def test_inject_asks_streams_for_usage_and_changes_nothing_else(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_inject_asks_streams_for_usage_and_changes_nothing_else(
+    plane: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     with (
         backend() as echo,
-        pool(tmp_path_factory.mktemp("inject"), ["--backend", echo.url], "usage: inject\n") as injecting,
+        pool(plane, tmp_path_factory.mktemp("inject"), ["--backend", echo.url], "usage: inject\n") as injecting,
     ):
         last = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
         echo.scripts["/v1/chat/completions"] = [b'data: {"id":"c","choices":[]}\n\n', last, b"data: [DONE]\n\n"]
