@@ -221,6 +221,13 @@ class Client:
             is_whole = False
         return Answer(status, headers, body, raw, is_whole)
 
+    async def answer_body(self) -> bytes:
+        """Read what follows a head of a chunked answer, to its end or to the end of the connection."""
+        try:
+            return await self.reader.readuntil(b"0\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            return error.partial
+
     async def ask(self, data: bytes) -> Answer:
         """Send and read the answer."""
         await self.send(data)

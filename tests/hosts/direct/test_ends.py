@@ -222,3 +222,42 @@ async def test_closed_connections_leave_nothing_behind() -> None:
         await until(lambda: sum(len(slot) for slot in it.plane.wheel._slots) <= 25 * 3 + 60)
         assert it.plane.active == it.plane.retrying == it.inflight == 0
         assert it.picker.driver.router.status().unclosed == 0
+
+
+async def test_nothing_of_a_request_waits_for_the_collector() -> None:
+    async def cuts(wire: Wire, seen: Seen) -> None:
+        await wire.send(CHUNKED_HEAD + chunk(EVENT))
+        if b"whole" in seen.body:
+            await wire.send(b"0\r\n\r\n")
+            return
+        if b"left" in seen.body:
+            await wire.lost()
+        wire.abort()
+
+    def alive() -> list[str]:
+        names = {"Relay", "Splice", "ChunkWalk", "ChunkDecoder", "EngineConnection", "ClientConnection"}
+        return [type(one).__name__ for one in gc.get_objects() if type(one).__name__ in names]
+
+    async with pool(clocks=DirectClocks(engine_idle_s=0.2)) as it:
+        it.engines[0].script = cuts
+        gc.collect()
+        gc.disable()
+        try:
+            for text in ("whole", "cut", "left") * 3:
+                client = await it.client()
+                await client.send(request(chat(stream=True, text=text)))
+                await client.head()
+                if text != "left":
+                    await client.answer_body()
+                client.abort()
+            chunked = b"POST /any HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+            client = await it.client()
+            await client.send(chunked + chunk(b"whole") + b"0\r\n\r\n")
+            await client.head()
+            client.abort()
+            await it.outcome(10)
+            await until(lambda: it.plane.clients == 0 and it.engines[0].closed == it.engines[0].connections)
+            # What the wheel has still to look at is let go in its turn.
+            await until(lambda: not alive())
+        finally:
+            gc.enable()

@@ -466,6 +466,8 @@ class Relay:
             usage = usage_of(answer, self._placed.request.api, splice.first, splice.tail)
         elif self.tunnel is not None:
             size = self.tunnel.size_bytes
+        # They know the relay: without this only a walk for cycles would free the three.
+        self._splice = self.tunnel = None
         feed = plane.picker.driver.feed
         try:
             outcome = Outcome(
