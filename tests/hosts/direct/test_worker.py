@@ -36,6 +36,12 @@ class Process:
             assert answer.status == 200, await answer.text()
             return await answer.json()
 
+    async def answers(self) -> bool:
+        try:
+            return "ok" in await self.get("/healthz")
+        except aiohttp.ClientError:
+            return False
+
     async def get(self, target: str) -> str:
         async with self.session.get(f"http://worker{target}") as answer:
             return await answer.text()
@@ -60,7 +66,8 @@ async def worker(tmp_path: Path, name: str, *flags: str, fds: tuple[int, ...] = 
     )
     process = Process(child, admin)
     try:
-        await until(lambda: admin.exists() or child.returncode is not None)
+        while child.returncode is None and not await process.answers():
+            await asyncio.sleep(0.01)
         yield process
     finally:
         await process.session.close()
