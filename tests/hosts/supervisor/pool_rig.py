@@ -59,6 +59,11 @@ class Pool:
         headers = {"x-request-id": request_id} if request_id else {}
         return httpx.post(f"{self.url}/v1/chat/completions", json=body(text, tokens), headers=headers, timeout=60.0)
 
+    def carrier_pids(self) -> set[int]:
+        """The processes through which the bytes of clients go."""
+        named = {each.pid for each in self.family() if each.name().startswith("envoy")}
+        return named or {each.pid for each in self.client.picture().workers if each.pid is not None}
+
     def end(self) -> None:
         """Take it down, whatever state it is in."""
         family = self.family()
