@@ -74,9 +74,12 @@ class WorkerLink:
         """Have a worker of the direct plane accept clients."""
         await self._good("POST", "/serve")
 
-    async def drain(self) -> None:
-        """Ask the worker to finish its requests and end."""
-        await self._good("POST", "/drain")
+    async def drain(self, linger_s: float) -> None:
+        """Ask the worker to finish its requests and end.
+
+        linger_s: how long one with clients of its own keeps their unused connections.
+        """
+        await self._good("POST", f"/drain?linger_s={linger_s:g}")
 
     async def close(self) -> None:
         """Let go of the connection."""

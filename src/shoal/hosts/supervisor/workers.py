@@ -27,6 +27,8 @@ _CRASHES_ALLOWED = 2
 # A spare takes over at once; without one the imports of the new process are wait enough.
 _FIRST_WAIT_S = 0.02
 _SPARE_AFTER_S = 0.1
+# A successor is there to take the client's next connection; at the end of the pool nobody is.
+_LINGER_S, _LAST_LINGER_S = 2.0, 0.2
 WARM_S = 60.0
 """Longest wait for a new worker to know the fleet; past this an upgrade is given up and the old worker stays."""
 
@@ -105,8 +107,11 @@ class WorkerProcess:
             restarts=self.child.restarts,
         )
 
-    async def drain(self, timeout_s: float) -> int:
-        """Let it finish its requests and end; cut short after `timeout_s`.  Returns how many were cut."""
+    async def drain(self, timeout_s: float, linger_s: float = _LINGER_S) -> int:
+        """Let it finish its requests and end; cut short after `timeout_s`.  Returns how many were cut.
+
+        linger_s: how long unused connections of clients are kept, for a request that is on its way.
+        """
         self.state = "draining"
         self.child.let_end()
         if self.feed is not None:
@@ -114,7 +119,7 @@ class WorkerProcess:
         link, left = self._link, 0
         if link is not None:
             with contextlib.suppress(WorkerSilent):
-                await link.drain()
+                await link.drain(linger_s)
                 if not await self.child.ended(timeout_s):
                     left = int((await link.snapshot()).inflight)
         await self.child.stop()
@@ -277,7 +282,8 @@ class Workers:
 
     async def drain(self, timeout_s: float) -> int:
         """Have every process finish its requests and end; returns how many were cut after `timeout_s`."""
-        return sum(await asyncio.gather(*(process.drain(timeout_s) for process in self.processes)))
+        draining = (process.drain(timeout_s, _LAST_LINGER_S) for process in self.processes)
+        return sum(await asyncio.gather(*draining))
 
     async def _replace(self, picker: str, drain_timeout_s: float) -> bool:
         old, new = self._serving[picker], self._process(picker)
