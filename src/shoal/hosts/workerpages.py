@@ -1,6 +1,6 @@
 """The admin pages of one picker worker, on a unix socket that only its owner can open.
 
-Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /drain.  Several workers are merged by
+Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /drain; a data plane may add to them.  Several workers are merged by
 `hosts.admin`.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from shoal.hosts.picker import Picker
-from shoal.measures import render
+from shoal.measures import Family, render
 from shoal.routing import Event
 
 # A fleet of 1,000 endpoints with their models and signals is under 2 MB.
@@ -47,6 +47,11 @@ class WorkerAdmin:
         app.router.add_post("/drain", self._drain)
         return app
 
+    def families(self) -> list[Family]:
+        """Every family of metrics now."""
+        driver = self._picker.driver
+        return driver.fold.families(driver.router.status())
+
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
@@ -61,8 +66,7 @@ class WorkerAdmin:
         return web.Response(body=_json.encode(body), content_type="application/json")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        driver = self._picker.driver
-        families = driver.fold.families(driver.router.status())
+        families = self.families()
         if request.query.get("format") == "json":
             return web.Response(body=_json.encode(families), content_type="application/json")
         return web.Response(text=render(families), content_type="text/plain")

@@ -118,7 +118,9 @@ async def test_a_held_worker_serves_when_it_is_told_and_says_what_it_carries(tmp
             await process.post("/serve")
             assert (await asking).status == 200
             assert '"clients": 1' in await process.get("/connections")
-            assert "llm_d_epp" in await process.get("/metrics")
+            page = await process.get("/metrics")
+            assert "\nshoal_client_connections 1" in page
+            assert "\nshoal_buffered_bytes 0" in page
             explained = await process.get(f"/explain/{(await client.ask(request())).header('x-shoal-request-id')}")
             assert one.address in explained
             await process.post("/events", msgspec.msgpack.encode([EndpointLeft(one.address)]))

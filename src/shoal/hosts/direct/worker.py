@@ -16,6 +16,7 @@ from shoal.hosts.worker import Worker as AnyWorker
 from shoal.hosts.worker import run_worker, warm_up, worker_parser
 from shoal.hosts.workerpages import WorkerAdmin
 from shoal.kernel import ConfigError
+from shoal.measures import Family, Gauge
 from shoal.routing import Configured, Event
 from shoal.routing.config import RouterConfig
 from shoal.routing.events import EndpointLeft
@@ -29,6 +30,10 @@ class Pages(WorkerAdmin):
     def __init__(self, worker: "Worker") -> None:
         super().__init__(worker.picker, worker.drain, worker.on_event)
         self._worker = worker
+        self._clients = Gauge("shoal_client_connections", "Open client connections of the direct data plane.")
+        self._buffered = Gauge(
+            "shoal_buffered_bytes", "Unfinished requests and unread answers that the direct data plane holds."
+        )
 
     def app(self) -> web.Application:
         """The aiohttp application."""
@@ -36,6 +41,13 @@ class Pages(WorkerAdmin):
         app.router.add_get("/connections", self._connections)
         app.router.add_post("/serve", self._serve)
         return app
+
+    def families(self) -> list[Family]:
+        """Every family of metrics, and what the data plane holds."""
+        plane = self._worker.plane
+        self._clients.set(plane.clients)
+        self._buffered.set(plane.picker.buffered_bytes)
+        return [*super().families(), self._clients.family(), self._buffered.family()]
 
     async def _connections(self, _: web.Request) -> web.Response:
         plane = self._worker.plane
