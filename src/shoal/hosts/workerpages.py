@@ -1,7 +1,7 @@
 """The admin pages of one picker worker, on a unix socket that only its owner can open.
 
-Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /drain; a data plane may add to them.  Several workers are merged by
-`hosts.admin`.
+Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /drain; a data plane may add to them.  Several
+workers are merged by `hosts.admin`.
 """
 
 import os
