@@ -105,16 +105,16 @@ def against_nginx(scale: float, flags: Sequence[str] = DIRECT) -> Figure:
 
 
 @bar("direct.cpu-chunk", "worker CPU of a streamed chunk of 200 bytes", unit="us", at_most=8.0, part=2)
-def chunk(scale: float, flags: Sequence[str] = DIRECT) -> Figure:
+def chunk(scale: float, flags: Sequence[str] = DIRECT, rounds: int = _ROUNDS) -> Figure:
     """The difference of answers of 1,000 and of 10 chunks, 100 streams at once.
 
     Chunks of one stream are 2 ms apart, so that each comes by itself as a token does.  Sent as fast as can be, many
     arrive in one read: that figure, and nginx's of both, stand beside.
     """
-    return uvloop.run(_chunks(max(16, int(_STREAMS * scale)), flags))
+    return uvloop.run(_chunks(max(16, int(_STREAMS * scale)), flags, rounds))
 
 
-async def _chunks(streams: int, flags: Sequence[str]) -> Figure:
+async def _chunks(streams: int, flags: Sequence[str], rounds: int) -> Figure:
     seen: dict[str, list[float]] = {}
     sent: list[Sent] = []
     with backends(4) as addresses:
@@ -124,7 +124,7 @@ async def _chunks(streams: int, flags: Sequence[str]) -> Figure:
             with suppress(Failed):
                 nginx = await stack.enter_async_context(running(NGINX, addresses))
                 ways["nginx"] = (nginx.url, nginx.parts)
-            for _ in range(_ROUNDS):
+            for _ in range(rounds):
                 for name, (url, parts) in ways.items():
                     for how, pace_us in (("", _PACE_US), (", unpaced", 0)):
                         us, both = await _per_chunk(url, parts, streams, pace_us)
