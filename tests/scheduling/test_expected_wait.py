@@ -184,5 +184,7 @@ def test_few_candidates_are_scored_as_many_are(fleet: list[dict[str, float]], to
             columns["matched_tokens"] = 0.0
         return FleetView(endpoints, columns, [None] * len(fleet), None, frozenset(scorer.needs))
 
-    few, many = scorer._score_few(request(tokens), seen()), scorer._score_many(request(tokens), seen())
+    few, many = scorer.score_few(request(tokens), seen()), scorer._score_many(request(tokens), seen())
+    assert few is not None
+    assert scorer.score(request(tokens), seen()).tolist() == few
     np.testing.assert_allclose(few, many, rtol=1e-9)

@@ -9,7 +9,7 @@ from shoal.pool.endpoint import Endpoint, EndpointState, ServedModel
 from shoal.pool.outcome import Outcome, Refusal, RefusalReason
 from shoal.pool.request import Api, Request
 from shoal.pool.signals import Signals
-from shoal.pool.view import Column, FleetView
+from shoal.pool.view import Column, FleetView, Given
 
 __all__ = [
     "Api",
@@ -18,6 +18,7 @@ __all__ = [
     "Endpoint",
     "EndpointState",
     "FleetView",
+    "Given",
     "Outcome",
     "Refusal",
     "RefusalReason",

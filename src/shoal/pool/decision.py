@@ -11,7 +11,7 @@ class ScoreColumn(NamedTuple):
 
     name: str
     weight: float
-    values: npt.NDArray[float64]
+    values: npt.NDArray[float64] | list[float]
 
 
 class Decision(NamedTuple):
@@ -25,5 +25,5 @@ class Decision(NamedTuple):
     chosen: tuple[str, ...]
     candidates: tuple[str, ...]
     scores: tuple[ScoreColumn, ...]
-    total: npt.NDArray[float64]
+    total: npt.NDArray[float64] | list[float]
     dropped: tuple[tuple[str, int], ...] = ()

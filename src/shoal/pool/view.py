@@ -14,16 +14,17 @@ from shoal.pool.endpoint import Endpoint
 from shoal.pool.signals import Signals
 
 Column = npt.NDArray[Any]
+Given = Column | list[float] | float
 
 
 class FleetView:
     """Candidates of one request, as columns that are computed when first read.
 
     endpoints: the whole offered fleet, sorted by id, never changed in place (a changed fleet is a new sequence, so
-    that what depends on labels alone is kept between requests).  columns: name -> column over that fleet, or one float
-    that holds for every endpoint.  signals: the last reading of each endpoint of the fleet, None when there is none
-    that is fresh.  index: rows of the fleet that are still candidates, ascending; None means all.  complete: names of
-    columns in which no value is unknown.
+    that what depends on labels alone is kept between requests).  columns: name -> column over that fleet, as an array
+    or (of a small fleet) a list, or one float that holds for every endpoint.  signals: the last reading of each
+    endpoint of the fleet, None when there is none that is fresh.  index: rows of the fleet that are still candidates,
+    ascending; None means all.  complete: names of columns in which no value is unknown.
 
     Column names that routing fills (unit): `waiting`, `running` (requests, scraped), `kv_usage` (0 to 1, scraped),
     `inflight_requests`, `inflight_uncached_tokens`, `inflight_output_tokens` (own books),
@@ -38,7 +39,7 @@ class FleetView:
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        columns: Mapping[str, Column | float],
+        columns: Mapping[str, Given],
         signals: Sequence[Signals | None],
         index: npt.NDArray[np.intp] | None = None,
         complete: frozenset[str] = frozenset(),
@@ -59,18 +60,22 @@ class FleetView:
         if taken is None:
             column = self._columns[name]
             if isinstance(column, float):
-                column = np.full(len(self), column)
-            elif self._index is not None:
-                column = column[self._index]
-            taken = self._taken[name] = column
+                taken = np.full(len(self), column)
+            else:
+                taken = np.array(column) if isinstance(column, list) else column
+                if self._index is not None:
+                    taken = taken[self._index]
+            self._taken[name] = taken
         return taken
 
     def values(self, name: str) -> list[float]:
-        """Return the column of `name` as plain numbers: what is cheaper to work with for a few candidates."""
+        """Return the column of `name` as plain numbers, for reading: cheaper to work with for a few candidates."""
         column = self._columns[name]
+        if type(column) is list and self._index is None:
+            return column
         if isinstance(column, float):
             return [column] * len(self)
-        values: list[float] = (column if self._index is None else column[self._index]).tolist()
+        values: list[float] = self.column(name).tolist()
         return values
 
     def level(self, name: str) -> float | None:

@@ -6,7 +6,7 @@ to prefill at, since no data plane tells the end of a prefill; the requests in f
 
 import numpy as np
 
-from shoal.pool import Decision, Outcome, Request
+from shoal.pool import Decision, Given, Outcome, Request
 from shoal.prefix import Expectation
 from shoal.routing.fleet import Fleet, Floats, Member
 
@@ -50,7 +50,7 @@ class Flight:
         self.ended_at: float | None = None
         self.outcome: Outcome | None = None
         self.member: Member | None = None
-        self.matched: Floats | float = 0.0
+        self.matched: Given = 0.0
         self.matched_tokens = 0
         self.expectation: Expectation | None = None
         self.uncached_tokens = 0.0

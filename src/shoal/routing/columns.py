@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shoal.pool import Column, Request
+from shoal.pool import Column, Given, Request
 from shoal.prefix import BLOCK_TOKENS, Match
 from shoal.routing.books import Books
 from shoal.routing.fleet import Fleet, Floats
 from shoal.routing.models import ModelTable
+from shoal.scheduling.plugin import FEW
 
 # A reading older than this is no longer read: the scraper's slowest interval is 2 s.
 STALE_SIGNALS_S = 6.0
@@ -35,7 +36,7 @@ COMPLETE = frozenset(
 _NONE = np.zeros(0, np.bool_)
 
 
-class Columns(dict[str, Column | float]):
+class Columns(dict[str, Given]):
     """Columns over the whole fleet for one request.  Looking one up makes it; `in` asks whether anybody can."""
 
     __slots__ = ("_books", "_fleet", "_is_stale", "_match", "_mean_uncached", "_models", "_now", "_request")
@@ -62,8 +63,9 @@ class Columns(dict[str, Column | float]):
     def __contains__(self, name: object) -> bool:
         return name in _MAKERS
 
-    def __missing__(self, name: str) -> Column | float:
-        column = self[name] = _MAKERS[name](self)
+    def __missing__(self, name: str) -> Given:
+        maker = _PLAIN_MAKERS.get(name) if len(self._fleet.rows) <= FEW and not self._fleet.has_foreign else None
+        column = self[name] = (maker or _MAKERS[name])(self)
         return column
 
     def _inflight_requests(self) -> Floats:
@@ -103,6 +105,29 @@ class Columns(dict[str, Column | float]):
         lengths = [self._models.max_model_len(model, member.endpoint.id) for member in self._fleet]
         return np.array([float(length) if length else np.nan for length in lengths])
 
+    def _plain_requests(self) -> list[float]:
+        values: list[float] = self._fleet.columns["inflight_requests"].tolist()
+        return values
+
+    def _plain_prefill_s(self) -> list[float]:
+        now = self._now
+        return [at - now if at > now else 0.0 for at in self._fleet.columns["clear_at"].tolist()]
+
+    def _plain_s_per_token(self) -> list[float]:
+        values: list[float] = self._fleet.columns["prefill_s_per_token"].tolist()
+        return values
+
+    def _plain_request_s(self) -> list[float]:
+        values: list[float] = self._fleet.columns["request_s"].tolist()
+        return values
+
+    def _plain_matched(self) -> list[float] | float:
+        match = self._match
+        if match is None or not match.runs:
+            return 0.0
+        tokens = self._request.prompt_tokens
+        return [float(min(match.held(member.slot) * BLOCK_TOKENS, tokens)) for member in self._fleet.rows]
+
     def _waiting(self) -> Floats:
         return self._scraped("waiting")
 
@@ -121,7 +146,7 @@ class Columns(dict[str, Column | float]):
         return columns[name] if self._is_stale is _NONE else np.where(self._is_stale, np.nan, columns[name])
 
 
-_MAKERS: dict[str, Callable[[Columns], Column | float]] = {
+_MAKERS: dict[str, Callable[[Columns], Given]] = {
     "inflight_output_tokens": Columns._inflight_output_tokens,
     "inflight_prefill_s": Columns._inflight_prefill_s,
     "inflight_requests": Columns._inflight_requests,
@@ -134,4 +159,12 @@ _MAKERS: dict[str, Callable[[Columns], Column | float]] = {
     "request_s": Columns._request_s,
     "running": Columns._running,
     "waiting": Columns._waiting,
+}
+
+_PLAIN_MAKERS: dict[str, Callable[[Columns], Given]] = {
+    "inflight_prefill_s": Columns._plain_prefill_s,
+    "inflight_requests": Columns._plain_requests,
+    "matched_tokens": Columns._plain_matched,
+    "prefill_s_per_token": Columns._plain_s_per_token,
+    "request_s": Columns._plain_request_s,
 }

@@ -44,6 +44,7 @@ from shoal.routing.lessons import Lessons
 from shoal.routing.models import ModelTable
 from shoal.routing.status import PoolStatus, endpoint_status
 from shoal.scheduling import Scheduler
+from shoal.scheduling.plugin import FEW
 
 # A record comes 5 to 100 ms after the end of its stream; past this it never will.
 RECORD_TIMEOUT_S = 30.0
@@ -225,7 +226,7 @@ class Router:
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
             self._index.add(member.slot, blocks, match)
             if match.runs:
-                flight.matched = view.column("matched_tokens")
+                flight.matched = view.values("matched_tokens") if len(rows) <= FEW else view.column("matched_tokens")
         self._books.book(flight, member, now)
         self._mean_uncached_tokens += 0.02 * (flight.uncached_tokens - self._mean_uncached_tokens)
         member.requests_total += 1

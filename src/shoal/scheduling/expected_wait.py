@@ -11,10 +11,7 @@ import numpy as np
 
 from shoal.pool import FleetView, Request
 from shoal.scheduling.columns import highest, is_known, known, lowest, own_tokens, worst_high
-from shoal.scheduling.plugin import Mask, Scores
-
-_FEW = 16
-"""Up to this many candidates plain numbers are cheaper than arrays."""
+from shoal.scheduling.plugin import FEW, Mask, Scores
 
 _FASTEST = 1e-9
 """Seconds per token below which a learned speed is no speed: a billion tokens per second."""
@@ -48,7 +45,6 @@ class ExpectedWaitScorer:
     """
 
     type: ClassVar[str] = "expected-wait-scorer"
-    is_within: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = (
         "matched_tokens",
         "inflight_prefill_s",
@@ -96,22 +92,23 @@ class ExpectedWaitScorer:
         self._trial_share = trial_share
 
     def score(self, request: Request, view: FleetView) -> Scores:
-        if len(view) <= _FEW and view.complete >= _NEEDED and view.level("is_trial") == 0.0:
-            return self._score_few(request, view)
-        return self._score_many(request, view)
+        few = self.score_few(request, view) if len(view) <= FEW else None
+        return self._score_many(request, view) if few is None else np.array(few)
 
-    def _score_few(self, request: Request, view: FleetView) -> Scores:
+    def score_few(self, request: Request, view: FleetView) -> list[float] | None:
         """Score a few candidates of which all is known, none on trial, in plain numbers.
 
         The same formula as `_score_many`, and the same result to rounding; for a dozen candidates the calls of array
         operations would cost three times the arithmetic.
         """
+        if not view.complete >= _NEEDED or view.level("is_trial") != 0.0:
+            return None
         requests = view.values("inflight_requests")
         speeds = view.values("prefill_s_per_token")
         count = len(requests)
         median = sorted(speeds)[(count - 1) // 2]
         if not median > _FASTEST:
-            return self._score_many(request, view)
+            return None
         paces = self._paces(speeds, median)
         level = min(requests) + self._level_share * sum(requests) / count
         price, weight, mean, tokens = self._own_weight, 0.0, 0.0, float(request.prompt_tokens)
@@ -132,11 +129,10 @@ class ExpectedWaitScorer:
             requests, view.values("request_s"), view.values("inflight_prefill_s"), own, paces, strict=True
         ):
             cost = booked + (busy if busy > level else level) * seconds + alone * (paid * pace + premium)
-            excess = busy * pace - mean
-            if weight and excess > 0:
-                cost += weight * excess
+            if weight and busy * pace > mean:
+                cost += weight * (busy * pace - mean)
             scores.append(1.0 / (1.0 + cost))
-        return np.array(scores)
+        return scores
 
     def _paces(self, speeds: list[float], median: float) -> list[float]:
         """Each candidate's multiple of the median speed, rounded to steps."""

@@ -9,13 +9,11 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from shoal.pool import Decision, FleetView, Request
-from shoal.scheduling.plugin import Scores
+from shoal.scheduling.plugin import FEW, Scores
 
 Count = Annotated[int, "how many endpoints to pick; those after the first are fallbacks for a retry"]
 
 
-# Up to this many candidates are put in order as plain numbers; of more the best are cut out before.
-_FEW = 16
 _DRAWN_AT_ONCE = 512
 
 
@@ -30,7 +28,7 @@ class Draws:
 
     def random(self, count: int) -> "list[float] | Scores":
         """Return the next `count` numbers of 0 to 1."""
-        if count > _FEW:
+        if count > FEW:
             return self._stream.random(count)
         left = self._left
         if len(left) < count:
@@ -40,24 +38,34 @@ class Draws:
         return drawn
 
 
-def best(total: Scores, count: int, chance: "np.random.Generator | Draws", taken: Sequence[int] = ()) -> list[int]:
+def best(
+    total: "Scores | list[float]", count: int, chance: "np.random.Generator | Draws", taken: Sequence[int] = ()
+) -> list[int]:
     """Return up to `count` positions by descending total, equal totals in random order, without those `taken`."""
-    wanted = count + len(taken)
-    if len(total) > max(wanted, _FEW):
+    if isinstance(total, list):
+        drawn = chance.random(len(total))
+        ranked = sorted(zip(total, drawn, range(len(total)), strict=True), reverse=True)
+        order = [position for _, _, position in ranked]
+    else:
+        order = _ranked(total, count + len(taken), chance)
+    return order[:count] if not taken else [position for position in order if position not in taken][:count]
+
+
+def _ranked(total: Scores, count: int, chance: "np.random.Generator | Draws") -> list[int]:
+    """Return at least the `count` best positions in order; of many candidates the best are cut out before."""
+    if len(total) > max(count, FEW):
         parted = total.copy()
-        parted.partition(-wanted)
-        among = (total >= parted[-wanted]).nonzero()[0]
+        parted.partition(-count)
+        among = (total >= parted[-count]).nonzero()[0]
         total = total[among]
         positions = among.tolist()
     else:
         positions = list(range(len(total)))
     drawn = chance.random(len(positions))
-    if len(positions) <= _FEW:
-        ranked = sorted(zip(total.tolist(), drawn, positions, strict=True), reverse=True)
-        order = [position for _, _, position in ranked]
-    else:
-        order = [positions[at] for at in np.lexsort((np.asarray(drawn), -total)).tolist()]
-    return [position for position in order if position not in taken][:count]
+    if len(positions) > FEW:
+        return [positions[at] for at in np.lexsort((np.asarray(drawn), -total)).tolist()]
+    ranked = sorted(zip(total.tolist(), drawn, positions, strict=True), reverse=True)
+    return [position for _, _, position in ranked]
 
 
 def _checked(max_num_of_endpoints: int) -> int:

@@ -12,7 +12,18 @@ from shoal.kernel import Chance
 from shoal.pool import Decision, FleetView, Refusal, RefusalReason, Request, ScoreColumn
 from shoal.scheduling.columns import PerFleet
 from shoal.scheduling.pickers import Draws, MaxScorePicker, best
-from shoal.scheduling.plugin import Adopting, Answering, Drawing, Filter, Observer, Picker, Scorer, Scores
+from shoal.scheduling.plugin import (
+    FEW,
+    Adopting,
+    Answering,
+    Drawing,
+    FewScorer,
+    Filter,
+    Observer,
+    Picker,
+    Scorer,
+    Scores,
+)
 
 T = TypeVar("T", covariant=True)
 
@@ -55,7 +66,7 @@ class Policy(NamedTuple):
 class Scheduler:
     """Places one request at a time.  chance: its stream `scheduling` breaks ties and draws for pickers."""
 
-    __slots__ = ("_answering", "_chance", "_draws", "_ids", "_observers", "_ranks", "_within", "policy")
+    __slots__ = ("_answering", "_chance", "_draws", "_few", "_ids", "_observers", "_ranks", "policy")
 
     def __init__(self, policy: Policy, chance: Chance) -> None:
         self.policy = policy
@@ -66,7 +77,7 @@ class Scheduler:
         plugins = policy.profile.plugins()
         self._observers = [named.plugin for named in plugins if isinstance(named.plugin, Observer)]
         self._answering = [named.plugin for named in plugins if isinstance(named.plugin, Answering)]
-        self._within = {named.name for named in policy.profile.scorers if getattr(named.plugin, "is_within", False)}
+        self._few = _few_scorer(policy.profile)
         self._ids = PerFleet(lambda fleet: tuple(endpoint.id for endpoint in fleet))
         for named in plugins:
             if isinstance(named.plugin, Drawing):
@@ -98,25 +109,28 @@ class Scheduler:
         if self._ranks:
             picked = best(total, picker.max_num_of_endpoints + self.policy.fallbacks, self._draws)
         else:
-            picked = picker.pick(total, self._chance)
+            picked = picker.pick(np.array(total) if isinstance(total, list) else total, self._chance)
             picked += best(total, self.policy.fallbacks, self._draws, picked)
         ids = self._ids.of(view)
         candidates = ids if view.rows is None else tuple([ids[row] for row in view.rows.tolist()])
         chosen = tuple([candidates[position] for position in picked])
-        return Decision(profile.name, chosen, candidates, tuple(columns), total, tuple(dropped))
+        return Decision(profile.name, chosen, candidates, columns, total, tuple(dropped))
 
-    def _scores(self, request: Request, view: FleetView) -> tuple[list[ScoreColumn], Scores]:
+    def _scores(self, request: Request, view: FleetView) -> tuple[tuple[ScoreColumn, ...], Scores | list[float]]:
         """Return each scorer's clamped column and the weighted sum."""
+        if self._few is not None and len(view) <= FEW:
+            values = self._few.plugin.score_few(request, view)
+            if values is not None:
+                column = ScoreColumn(self._few.name, self._few.weight, values)
+                return (column,), values if column.weight == 1.0 else [column.weight * value for value in values]
         columns = []
         total: Scores | None = None
         for name, scorer, weight in self.policy.profile.scorers:
-            values = scorer.score(request, view)
-            if name not in self._within:
-                values = _clamped(values)
-            columns.append(ScoreColumn(name, weight, values))
-            weighted = values if weight == 1.0 else weight * values
+            scores = _clamped(scorer.score(request, view))
+            columns.append(ScoreColumn(name, weight, scores))
+            weighted = scores if weight == 1.0 else weight * scores
             total = weighted if total is None else total + weighted
-        return columns, np.zeros(len(view)) if total is None else total
+        return tuple(columns), np.zeros(len(view)) if total is None else total
 
     def dispatched(self, request: Request, view: FleetView, decision: Decision, now: float) -> None:
         """Tell the plugins that `request` was sent to `decision.chosen[0]`; `view` is the one given to schedule."""
@@ -136,6 +150,14 @@ class Scheduler:
         for answering in self._answering:
             headers.update(answering.response_headers(request, decision))
         return tuple(headers.items())
+
+
+def _few_scorer(profile: Profile) -> Named[FewScorer] | None:
+    """The only scorer of a profile, when it can do without arrays."""
+    plugins = [named.plugin for named in profile.scorers]
+    if len(plugins) == 1 and isinstance(plugins[0], FewScorer):
+        return Named(profile.scorers[0].name, plugins[0], profile.scorers[0].weight)
+    return None
 
 
 def _clamped(values: Scores) -> Scores:
