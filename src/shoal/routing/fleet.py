@@ -160,8 +160,8 @@ class Fleet:
 
     def end_trial(self, member: Member) -> None:
         """Note that an endpoint is known well enough to be compared."""
-        if self.columns["is_trial"][member.row]:
-            self.columns["is_trial"][member.row] = 0.0
+        if self.on_trial and self.cells["is_trial"][member.row]:
+            self.cells["is_trial"][member.row] = 0.0
             self.on_trial -= 1
 
     def set_foreign(self, member: Member, requests: float) -> None:

@@ -33,6 +33,8 @@ class Health:
 
     def succeeded(self) -> bool:
         """Note an answer of the engine (4xx included); returns whether that ended an ejection."""
+        if not self.failures and self.ejected_until is None and not self.ejections:
+            return False
         was_ejected = self.ejected_until is not None
         self.failures = 0
         self.ejections = 0

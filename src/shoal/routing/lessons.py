@@ -36,17 +36,11 @@ class Lessons:
     def learn(self, flight: Flight, outcome: Outcome, policy: EjectionPolicy, now: float) -> None:
         """Charge failed attempts to those who failed, and teach from the one who served."""
         fleet = self._fleet
-        chosen = [fleet.get(name) for name in flight.decision.chosen]
-        first = chosen[0]
+        first = fleet.get(flight.decision.chosen[0])
         served = fleet.at_address(outcome.served_address) if outcome.served_address else None
-        for member in chosen[: max(0, outcome.attempts - 1)]:
-            if member is not None and member is not served:
-                self._candidates.failed(member, policy, now)
-        if outcome.is_upstream_failure:
-            blamed = served or chosen[min(max(outcome.attempts, 1), len(chosen)) - 1]
-            if blamed is not None:
-                self._candidates.failed(blamed, policy, now)
-        elif served is not None and outcome.status:
+        if outcome.attempts > 1 or outcome.is_upstream_failure:
+            self._blame(flight, served, outcome, policy, now)
+        if served is not None and outcome.status and not outcome.is_upstream_failure:
             self._candidates.succeeded(served)
         self._credit(flight, first, served, outcome, now)
         # What the client took to send its request says nothing of the engine.
@@ -54,22 +48,33 @@ class Lessons:
         if served is not None and not outcome.is_upstream_failure and ttft_s is not None:
             self._measure(flight, served, outcome, ttft_s)
 
+    def _blame(
+        self, flight: Flight, served: Member | None, outcome: Outcome, policy: EjectionPolicy, now: float
+    ) -> None:
+        chosen = [self._fleet.get(name) for name in flight.decision.chosen]
+        for member in chosen[: max(0, outcome.attempts - 1)]:
+            if member is not None and member is not served:
+                self._candidates.failed(member, policy, now)
+        if outcome.is_upstream_failure:
+            blamed = served or chosen[min(max(outcome.attempts, 1), len(chosen)) - 1]
+            if blamed is not None:
+                self._candidates.failed(blamed, policy, now)
+
     def _credit(
         self, flight: Flight, first: Member | None, served: Member | None, outcome: Outcome, now: float
     ) -> None:
         """Give the prompt's blocks to the endpoint that prefilled them, and to no other."""
-        blocks = read_blocks(flight.blocks)
         # A gateway of somebody else tells no first byte; an answer that ran to its end was prefilled all the same.
         is_whole = not (outcome.is_cut or outcome.is_client_gone or outcome.is_upstream_failure)
         is_prefilled = (outcome.ttft_s is not None or is_whole) and 0 < outcome.status < 400
         expected = flight.expectation
         if expected is not None and first is not None and (served is not first or not is_prefilled):
-            self._index.forget(first.slot, blocks, expected.blocks)
+            self._index.forget(first.slot, read_blocks(flight.blocks), expected.blocks)
         if served is None or served is first:
             return
         self._books.move(flight, served, now)
-        if len(blocks) and is_prefilled:
-            self._index.add(served.slot, blocks)
+        if flight.blocks and is_prefilled:
+            self._index.add(served.slot, read_blocks(flight.blocks))
 
     def _measure(self, flight: Flight, served: Member, outcome: Outcome, ttft_s: float) -> None:
         request = flight.request
@@ -103,8 +108,8 @@ class Lessons:
             self._since_refit = 0
             self._pool_token_s = pool_s_per_token(m.pace for m in self._fleet)
             self._pool_output_s = pool_tpot_s(m.pace for m in self._fleet)
-        columns, row, pace = self._fleet.columns, member.row, member.pace
-        columns["prefill_s_per_token"][row] = pace.s_per_token
-        columns["request_s"][row] = request_s(pace, self._pool_token_s, self._pool_output_s)
+        cells, row, pace = self._fleet.cells, member.row, member.pace
+        cells["prefill_s_per_token"][row] = pace.s_per_token
+        cells["request_s"][row] = request_s(pace, self._pool_token_s, self._pool_output_s)
         if pace.records >= TRIAL_RECORDS or member.requests_total >= 4 * TRIAL_RECORDS:
             self._fleet.end_trial(member)

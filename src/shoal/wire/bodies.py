@@ -268,6 +268,8 @@ def _read_generate(body: bytes) -> BodyFacts:
 
 
 def _render_chat(chat: ChatBody, messages: Iterable[Message]) -> bytes:
+    if not (chat.tools or chat.documents or chat.chat_template or chat.chat_template_kwargs or chat.reasoning_effort):
+        return render_messages([], messages)
     out = render_head(
         (
             (b"template", chat.chat_template if isinstance(chat.chat_template, str) else None),
