@@ -28,8 +28,9 @@ _SETS_SHARE = 8
 _STRIDE = 16
 # Up to so many blocks and rows the plain way is faster than the one made for many.
 _STRIDE_FROM = 96
-# Up to this many blocks of a request are looked at one by one.
-_FEW_BLOCKS = 16
+# Up to this many hashes of a request are looked at one by one.
+_FEW_BLOCKS = 32
+_FIRST_SPANS: list[int] = SPANS[:_FEW_BLOCKS].tolist()
 _MANY = 16
 
 
@@ -97,7 +98,7 @@ class EstimatedIndex:
         count = len(blocks)
         if count <= _FEW_BLOCKS:
             keys = blocks.tolist()
-            if 0 not in keys:
+            if keys and 0 not in keys:
                 return self._match_few(keys)
         if np.count_nonzero(blocks) != count:
             return self._match_chains(blocks)
@@ -111,10 +112,11 @@ class EstimatedIndex:
         """Match one short chain block by block: here numpy's cost per call is more than that of the work."""
         table = self._table
         rows = [table.row_of(key) for key in keys]
-        positions = [position for position, row in enumerate(rows) if row >= 0]
-        entries = [table.entry_at(rows[position]) for position in positions]
-        runs = self._believed_runs(positions, entries) if positions else []
-        return Match(REACH[len(keys)], runs, len(self._horizons), rows)
+        runs: list[Run] = []
+        if max(rows) >= 0:
+            positions = [position for position, row in enumerate(rows) if row >= 0]
+            runs = self._believed_runs(positions, [table.entry_at(rows[position]) for position in positions])
+        return Match(REACH[len(keys)], runs, len(self._horizons), keys, rows)
 
     def _match_chains(self, blocks: Blocks) -> Match:
         """Match a request with several prompts, each chain by itself."""
@@ -170,38 +172,40 @@ class EstimatedIndex:
         match: what `match` said of these very blocks, if nothing was added since.  Adding again is harmless.  The
         hashes of one chain are distinct, as `BlockHasher` makes them.
         """
-        rows = match.rows if match is not None else None
-        if rows is None:
+        if match is not None and match.rows:
+            self._clock += 1
+            fresh = self._add_few(slot, match.keys, match.rows, _FIRST_SPANS)
+        else:
             blocks, spans = _distinct(blocks)
             if not len(blocks):
                 return
-        self._clock += 1
-        if len(blocks) <= _FEW_BLOCKS and (rows is not None or spans[-1] == 1):
-            keys = blocks.tolist()
-            fresh = self._add_few(slot, keys, rows or [self._table.row_of(key) for key in keys])
-        else:
-            fresh = self._add_many(slot, blocks, spans)
+            self._clock += 1
+            if len(blocks) <= _FEW_BLOCKS:
+                keys = blocks.tolist()
+                fresh = self._add_few(slot, keys, [self._table.row_of(key) for key in keys], spans.tolist())
+            else:
+                fresh = self._add_many(slot, blocks, spans)
         self._horizons.advance(slot, self._clock, fresh)
 
-    def _add_few(self, slot: int, keys: list[int], rows: list[int]) -> int:
+    def _add_few(self, slot: int, keys: list[int], rows: list[int], spans: list[int]) -> int:
         """Name `slot` in the rows of a few blocks one by one; return to how many it is new.
 
         Rows that exist come first: what was used now does not give way to the new ones.
         """
         table, sets, own, stamp = self._table, self._sets, 1 << slot, self._clock << ID_BITS
         fresh = 0
-        for row in rows:
+        for row, span in zip(rows, spans, strict=False):
             if row >= 0:
                 old = table.entry_at(row)
                 holders = self._horizons.believed(sets.masks[old & _ID_MASK], old >> ID_BITS)
-                fresh += 0 if holders & own else 1
+                fresh += 0 if holders & own else span
                 made = sets.intern(holders | own, slot)
                 table.put(row, stamp | made)
                 sets.swap(old & _ID_MASK, made)
-        for key, row in zip(keys, rows, strict=True):
+        made = sets.intern(own, slot)
+        for key, row, span in zip(keys, rows, spans, strict=False):
             if row < 0:
-                fresh += 1
-                made = sets.intern(own, slot)
+                fresh += span
                 gave_way = table.place_one(key, stamp | made)
                 if gave_way >= 0:
                     self._displaced += 1 if gave_way & _ID_MASK else 0
@@ -291,9 +295,12 @@ class EstimatedIndex:
     def expect(self, match: Match, slot: int) -> Expectation:
         """Return what sending the matched request to `slot` now expects; take it before `add`."""
         horizon = self._horizons[slot]
-        stamp = next((run.stamp for run in match.runs if run.holders >> slot & 1), None)
-        age = 0 if stamp is None else horizon.age(stamp)
-        return Expectation(slot, horizon.epoch, match.held(slot), match.total, age)
+        blocks = age = 0
+        for holders, depth, stamp in match.runs:
+            if holders >> slot & 1:
+                age = age if blocks else horizon.age(stamp)
+                blocks += depth
+        return Expectation(slot, horizon.epoch, blocks, match.total, age)
 
     def correct(self, expectation: Expectation, cached_tokens: int, prompt_tokens: int) -> None:
         """Learn from what the engine says was cached of a request that was added.

@@ -25,14 +25,15 @@ class Run(NamedTuple):
 class Match(NamedTuple):
     """How much of one prompt each endpoint is believed to hold.
 
-    total: blocks of the request.  runs: where the figures come from.  width: slots that were ever open.  rows: where
-    each block of a short prompt lies, -1 for nowhere, for an `add` in the same step; None for others.
+    total: blocks of the request.  runs: where the figures come from.  width: slots that were ever open.  keys and rows:
+    the hashes of a short prompt and where each lies, -1 for nowhere, for an `add` in the same step; empty for others.
     """
 
     total: int
     runs: list[Run]
     width: int
-    rows: list[int] | None = None
+    keys: list[int] = []  # noqa: RUF012
+    rows: list[int] = []  # noqa: RUF012
 
     @property
     def blocks(self) -> npt.NDArray[np.int32]:
