@@ -5,13 +5,16 @@ import numpy as np
 
 from shoal.kernel import Chance
 from shoal.pool import Api, Endpoint, EndpointState, Outcome, Request, ServedModel, Signals
+from shoal.prefix import BLOCK_TOKENS
+from shoal.prefix.hashing import hashes_within
 from shoal.routing import Account, Arrived, Command, Ended, Forward, Recorded, Refuse, Router
 from shoal.routing.config import load
 from shoal.routing.events import EndpointChanged, EndpointJoined, LoadSeen, ModelsSeen
 
 
-def blocks_of(text: str, count: int) -> bytes:
-    """`count` chained block hashes that only prompts beginning with the same text share."""
+def blocks_of(text: str, tokens: int, after: int = 0) -> bytes:
+    """Chained hashes of `tokens` tokens, behind `after` tokens, that only prompts with the same text there share."""
+    count = hashes_within((after + tokens) // BLOCK_TOKENS) - hashes_within(after // BLOCK_TOKENS)
     seed = sum(ord(letter) * 31**place for place, letter in enumerate(text)) % 2**61
     values = [(seed * 1_000_003 + place * 7919) % 2**63 + 1 for place in range(count)]
     return np.array(values, np.uint64).tobytes()
@@ -51,7 +54,7 @@ class Pool:
             prompt_bytes=4 * tokens,
             **fields,  # type: ignore[arg-type]
         )
-        commands = self.feed(Arrived(request, blocks_of(prompt, tokens // 64)))
+        commands = self.feed(Arrived(request, blocks_of(prompt, tokens)))
         assert len(commands) == 1
         return Sent(self, request.id, commands[0])
 

@@ -37,13 +37,13 @@ def test_the_default_configuration_spreads_a_hot_prompt(config: str) -> None:
 
 def test_a_system_prompt_that_all_agents_share_does_not_gather_them_on_one_endpoint() -> None:
     pool = Pool()
-    shared = blocks_of("system", 96)  # 6,144 tokens
+    shared = blocks_of("system", 6144)
     for turn in range(8):
-        arrive(pool, f"warm-{turn}", shared + blocks_of(f"warm {turn}", 4), 6400).finish(
+        arrive(pool, f"warm-{turn}", shared + blocks_of(f"warm {turn}", 256, 6144), 6400).finish(
             prompt_tokens=6400, cached_tokens=0
         )
     targets = Counter(
-        arrive(pool, f"agent-{turn}", shared + blocks_of(f"agent {turn}", 8), 6656).target for turn in range(48)
+        arrive(pool, f"agent-{turn}", shared + blocks_of(f"agent {turn}", 512, 6144), 6656).target for turn in range(48)
     )
     assert max(targets.values()) / 12 < 1.3
 
