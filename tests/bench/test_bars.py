@@ -166,6 +166,22 @@ def test_a_run_of_one_bar_keeps_the_figures_of_the_others(fakes: Callable[..., l
     assert {"one", "two"} <= set(json.loads(path.read_text()))
 
 
+def test_a_run_that_is_cut_short_keeps_what_it_has_measured(
+    fakes: Callable[..., list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes(good=Figure(value=3.0))
+
+    def cut(scale: float) -> Figure:
+        raise KeyboardInterrupt
+
+    last = Bar(id="last", part=77, text="", unit="", limit=1.0, is_floor=False, measure=cut)
+    monkeypatch.setitem(BARS, "last", last)
+    path = tmp_path / "b.json"
+    with pytest.raises(KeyboardInterrupt):
+        main(["--part", "77", "--wait-idle", "0", "--json", str(path)])
+    assert json.loads(path.read_text())["good"]["is_met"]
+
+
 def test_an_unknown_id_is_told(tmp_path: Path) -> None:
     assert main(["--id", "nothing.such", "--json", str(tmp_path / "b.json")]) == 2
 
