@@ -42,7 +42,7 @@ class Peer(NamedTuple):
 
 _CACHE_AWARE = ("--policy", "cache_aware", "--worker-startup-check-interval", "1")
 
-NGINX = Peer("nginx", "nginx", ("round robin", "1 worker", "keepalive"))
+NGINX = Peer("nginx", "nginx", ("round robin", "1 process", "keepalive"))
 """The floor: it looks at nothing and keeps nothing."""
 
 PEERS = (
@@ -61,7 +61,7 @@ PEERS = (
 
 _NGINX = """\
 {user}daemon off;
-worker_processes 1;
+master_process off;
 pid {directory}/nginx.pid;
 error_log stderr error;
 events {{ worker_connections 4096; }}
@@ -96,7 +96,8 @@ http {{
 def _nginx_words(program: str, place: Place, addresses: Sequence[str]) -> list[str]:
     """Write its configuration and return its command line.
 
-    A body that fits the buffer is not written to disk, and answers are passed on as they come.
+    A body that fits the buffer is not written to disk, and answers are passed on as they come.  Master and worker are one
+    process, for a worker would outlive a master that is killed.
     """
     servers = "\n".join(f"    server {address};" for address in addresses)
     user = "user root;\n" if os.geteuid() == 0 else ""

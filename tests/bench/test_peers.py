@@ -85,6 +85,11 @@ def test_what_is_installed_already_is_not_installed_again(tmp_path: Path) -> Non
     assert program_of(PEERS[0], tmp_path) == str(program)
 
 
+def test_nginx_is_one_process_so_that_nothing_outlives_it(tmp_path: Path) -> None:
+    NGINX.words("nginx", Place(1234, 1235, tmp_path), ["127.0.0.1:1"])
+    assert "master_process off;" in (tmp_path / "nginx.conf").read_text().splitlines()
+
+
 def run(peer: Peer, wait_s: float) -> tuple[str, int]:
     """Start a peer; its version and its process, which must be gone afterwards."""
 
