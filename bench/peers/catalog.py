@@ -96,8 +96,8 @@ http {{
 def _nginx_words(program: str, place: Place, addresses: Sequence[str]) -> list[str]:
     """Write its configuration and return its command line.
 
-    A body that fits the buffer is not written to disk, and answers are passed on as they come.  Master and worker are one
-    process, for a worker would outlive a master that is killed.
+    A body that fits the buffer is not written to disk, and answers are passed on as they come.  It is one process: a
+    worker would outlive a master that is killed.
     """
     servers = "\n".join(f"    server {address};" for address in addresses)
     user = "user root;\n" if os.geteuid() == 0 else ""
