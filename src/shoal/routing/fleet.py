@@ -151,12 +151,12 @@ class Fleet:
     def take_signals(self, member: Member, signals: Signals, now: float) -> None:
         """Write one reading into the columns; what the engine did not say becomes NaN."""
         member.signals = signals
-        columns, row = self.columns, member.row
+        cells, row = self.cells, member.row
         self.signals[row] = signals
-        columns["waiting"][row] = np.nan if signals.waiting is None else signals.waiting
-        columns["running"][row] = np.nan if signals.running is None else signals.running
-        columns["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
-        columns["signals_at"][row] = now
+        cells["waiting"][row] = np.nan if signals.waiting is None else signals.waiting
+        cells["running"][row] = np.nan if signals.running is None else signals.running
+        cells["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
+        cells["signals_at"][row] = now
 
     def end_trial(self, member: Member) -> None:
         """Note that an endpoint is known well enough to be compared."""
@@ -166,6 +166,8 @@ class Fleet:
 
     def set_foreign(self, member: Member, requests: float) -> None:
         """Note how many requests that are not ours an endpoint was seen to hold."""
+        if not requests and not self.has_foreign:
+            return
         column = self.columns["foreign_requests"]
         column[member.row] = requests
         self.has_foreign = requests > 0 or bool(column.any())
