@@ -354,7 +354,7 @@ def test_children_are_gone_when_the_supervisor_was_killed(plane: str, tmp_path: 
     try:
         pool.wait_ready()
         family = [each.pid for each in pool.family()]
-        assert len(family) >= 4
+        assert len(family) >= {"envoy": 4, "direct": 3}[plane]  # itself, an engine, a worker, Envoy
         pool.process.kill()
         until(lambda: all(is_gone(pid) for pid in family))
     finally:
