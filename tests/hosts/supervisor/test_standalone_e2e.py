@@ -108,6 +108,14 @@ def test_sigterm_ends_the_picker_and_its_sockets(alone: Alone) -> None:
     assert not list((alone.directory / "run").glob("*.sock"))
 
 
+def test_a_picker_whose_engine_does_not_answer_says_what_it_waits_for(alone: Alone) -> None:
+    assert f"open to the gateway address=127.0.0.1:{alone.port} tls=off" in alone.said("picker")
+    alone.engine.kill()
+    until(lambda: "waiting for an endpoint to pick" in alone.said("picker"), why=lambda: alone.said("picker"))
+    (line, *_) = [line for line in alone.said("picker").splitlines() if "waiting for an endpoint" in line]
+    assert f"{alone.engine_url}: " in line
+
+
 def test_flags_of_the_other_picker_that_mean_nothing_here_are_accepted_or_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
