@@ -6,6 +6,8 @@ exactly a chunk is an error, for a reader that forgives and one that does not se
 
 import re
 
+from shoal.hosts.direct.heads import BARE_NEWLINE, FIELD
+
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 _MAX_LINE_BYTES = 4096
 _MAX_TRAILER_BYTES = 16 * 1024
@@ -22,6 +24,13 @@ def _size(line: bytes) -> int:
     if found is None or len(line) > _MAX_LINE_BYTES:
         raise BadChunk("a chunk's size")
     return int(found[1], 16)
+
+
+def _check_trailers(section: bytes) -> None:
+    """Trailers are dropped, but what is none may be the next message to another reader.  section: whole lines."""
+    for line in section[:-2].split(_CRLF) if section else ():
+        if FIELD.fullmatch(line) is None:
+            raise BadChunk("its trailers")
 
 
 class ChunkWalk:
@@ -47,7 +56,7 @@ class ChunkWalk:
         return not (self._left or self._line or self._is_in_trailers)
 
     def feed(self, data: bytes) -> int:
-        """Return how many bytes of `data` to pass on; raises BadChunk."""
+        """Return how many bytes of `data` to pass on; raises BadChunk, and `is_between` is then as before `data`."""
         if not self._left and not self._line:
             # A read mostly brings one whole chunk: one event.
             end = data.find(_CRLF, 0, 8)
@@ -60,7 +69,6 @@ class ChunkWalk:
         held = len(self._line)
         if held:
             data = self._line + data
-            self._line = b""
             return self._walk(data, 0, len(data)) - held
         return self._walk(data, self._left, len(data))
 
@@ -73,16 +81,19 @@ class ChunkWalk:
                 if at == end + 1 and end and data[end - 1] != 13:
                     raise BadChunk("the end of a chunk")
                 self._left = at - end
+                self._line = b""
                 return end
             if at > 1 and data[at - 2 : at] != _CRLF:
                 raise BadChunk("the end of a chunk")
-            self._left = 0
             if at == end:
+                self._left = 0
+                self._line = b""
                 return end
             stop = data.find(_CRLF, at)
             if stop < 0:
                 if end - at > _MAX_LINE_BYTES:
                     raise BadChunk("a chunk's size")
+                self._left = 0
                 self._line = data[at:]
                 return end
             line = data[at:stop]
@@ -95,6 +106,8 @@ class ChunkWalk:
             at = stop + size + 4
 
     def _last(self, data: bytes, at: int, end: int) -> int:
+        self._left = 0
+        self._line = b""
         if data[at : at + 2] == _CRLF:
             self.is_over = True
             self.left_bytes = end - at - 2
@@ -110,6 +123,7 @@ class ChunkWalk:
             raise BadChunk("its trailers")
         if stop == 1:
             return 0
+        _check_trailers(line[:stop])
         self.is_over = self.owes_end = True
         self.left_bytes = len(line) - stop - 2
         return 0
@@ -183,7 +197,10 @@ class ChunkDecoder:
         if (len(data) if stop == 1 else stop) - at > _MAX_TRAILER_BYTES:
             raise BadChunk("its trailers")
         if stop == 1:
-            self._held = data[at:]
+            self._held = held = data[at:]
+            if BARE_NEWLINE.search(held) is not None:
+                raise BadChunk("its trailers")
             return len(data)
+        _check_trailers(data[at:stop])
         self.is_over = True
         return stop + 2

@@ -5,6 +5,7 @@ request that is complete is `relay`'s.
 """
 
 import asyncio
+import re
 import socket
 import struct
 from time import monotonic
@@ -28,6 +29,7 @@ MAX_PIPELINED_BYTES = 256 * 1024
 WRITE_HIGH_BYTES = 128 * 1024
 """Unread bytes of an answer from which on its engine is not read."""
 
+_EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 _NO_LINGER = struct.pack("ii", 1, 0)
 # What a connection is about: a head, a body, an answer, bytes both ways, or nothing any more.
 HEAD, BODY, BUSY, TUNNEL, ENDING = range(5)
@@ -98,7 +100,9 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._read(self._buffer + data if self._buffer else data)
         elif state == BODY:
-            self._on_body(data)
+            rest = self._on_body(data)
+            if rest:
+                self._read(rest)
         elif state == BUSY:
             self._ahead(data)
         elif state == TUNNEL and self.relay is not None and self.relay.tunnel is not None:
@@ -160,9 +164,10 @@ class ClientConnection(asyncio.Protocol):
         """Take one request; returns what came behind it."""
         if data[0] in b"\r\n":
             # Some clients send an empty line after a body (RFC 9112, section 2.2).
-            if not data.startswith(b"\r\n"):
+            found = _EMPTY_LINES.match(data)
+            if found is None:
                 return self._partial(data) if data == b"\r" else self._refuse(400, "A line ends without CR.")
-            return data[2:]
+            return data[found.end() :]
         end = data.find(b"\r\n\r\n")
         if end < 0:
             return self._partial(data)
@@ -186,8 +191,7 @@ class ClientConnection(asyncio.Protocol):
         begun_at = self._begun_at or monotonic()
         if is_incomplete:
             self._begun_at = begun_at
-            self._collect(head, length, rest)
-            return b""
+            return self._collect(head, length, rest)
         if len(rest) == length:
             self._send_on(head, rest, begun_at, begun_at)
             return b""
@@ -235,8 +239,8 @@ class ClientConnection(asyncio.Protocol):
             self._set_due(self._begun_at + self._plane.settings.clocks.headers_s)
         return b""
 
-    def _collect(self, head: RequestHead, length: int, rest: bytes) -> None:
-        """Begin to receive a body that did not come with its head."""
+    def _collect(self, head: RequestHead, length: int, rest: bytes) -> bytes:
+        """Begin to receive a body that did not come with its head; returns what came behind it."""
         self._state = BODY
         self._set_due(self._begun_at + self._plane.settings.clocks.upload_s)
         if head.expects_continue and not rest:
@@ -245,17 +249,17 @@ class ClientConnection(asyncio.Protocol):
             self._decoder = ChunkDecoder()
         else:
             self._missing = length
-        if rest:
-            self._on_body(rest)
+        return self._on_body(rest) if rest else b""
 
-    def _on_body(self, data: bytes) -> None:
+    def _on_body(self, data: bytes) -> bytes:
+        """Take some of a body; returns what came behind it, which is the caller's: requests may be many in one read."""
         decoder = self._decoder
         if decoder is None:
             missing = self._missing
             if len(data) < missing:
                 self._body.append(data)
                 self._missing = missing - len(data)
-                return
+                return b""
             self._body.append(data[:missing] if len(data) > missing else data)
             rest = data[missing:]
             pieces = self._body
@@ -263,14 +267,12 @@ class ClientConnection(asyncio.Protocol):
             try:
                 decoder.feed(data)
             except BadChunk as error:
-                self._refuse(400, f"The request's body is not chunked as it says: {error}.")
-                return
-            if not self._may_grow(decoder):
-                return
-            if not decoder.is_over:
-                return
+                return self._refuse(400, f"The request's body is not chunked as it says: {error}.")
+            if not self._may_grow(decoder) or not decoder.is_over:
+                return b""
             rest, pieces = decoder.rest, decoder.pieces
-        self._body_is_there(pieces[0] if len(pieces) == 1 else b"".join(pieces), rest)
+        self._body_is_there(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return rest
 
     def _may_grow(self, decoder: ChunkDecoder) -> bool:
         """Charge a body of unknown length for what it has become."""
@@ -295,18 +297,13 @@ class ClientConnection(asyncio.Protocol):
         self.answer(refusal.status, refusal.headers, refusal.body)
         return False
 
-    def _body_is_there(self, body: bytes, rest: bytes) -> None:
+    def _body_is_there(self, body: bytes) -> None:
         head, charged = self._head, self._charged
         assert head is not None
         self._body = []
         self._decoder = None
         self._charged = self._missing = 0
         self._send_on(head, body, self._begun_at, monotonic(), charged)
-        if rest:
-            if self._state == BUSY:
-                self._ahead(rest)
-            else:
-                self.data_received(rest)
 
     def _send_on(self, head: RequestHead, body: bytes, begun_at: float, received_at: float, charged: int = 0) -> None:
         self._state = BUSY
@@ -363,6 +360,7 @@ class ClientConnection(asyncio.Protocol):
     def answered(self) -> None:
         """The answer is sent; go on with the next request, or end."""
         self.relay = self._head = None
+        self._begun_at = 0.0
         if self._is_last:
             self._end()
             return
