@@ -195,7 +195,7 @@ class Client:
     async def answer(self, is_head: bool = False) -> Answer:
         """Read one answer, whole or cut."""
         status, headers = await self.head()
-        raw, body, is_whole = b"", b"", True
+        raw, body, is_whole = bytearray(), bytearray(), True
         fields = dict(headers)
         try:
             if is_head or status in (204, 304) or status < 200:
@@ -211,15 +211,17 @@ class Client:
                     assert data.endswith(b"\r\n")
                     body += data[:-2]
             elif "content-length" in fields:
-                body = raw = await self.reader.readexactly(int(fields["content-length"]))
+                raw += await self.reader.readexactly(int(fields["content-length"]))
+                body = raw
             else:
-                body = raw = await self.reader.read()
+                raw += await self.reader.read()
+                body = raw
         except asyncio.IncompleteReadError as error:
             raw += error.partial
             is_whole = False
         except ConnectionResetError:
             is_whole = False
-        return Answer(status, headers, body, raw, is_whole)
+        return Answer(status, headers, bytes(body), bytes(raw), is_whole)
 
     async def answer_body(self) -> bytes:
         """Read what follows a head of a chunked answer, to its end or to the end of the connection."""

@@ -132,14 +132,14 @@ class ChunkWalk:
 class ChunkDecoder:
     """Takes a chunked body apart.
 
-    pieces: its payload, for the caller to take.  size_bytes: payload so far.  is_over: the body has ended.  rest: what
-    came behind its end.
+    size_bytes: payload so far.  is_over: the body has ended.  rest: what came behind its end.
     """
 
-    __slots__ = ("_held", "_is_in_trailers", "_left", "is_over", "pieces", "rest", "size_bytes")
+    __slots__ = ("_held", "_is_in_trailers", "_left", "_payload", "is_over", "rest", "size_bytes")
 
     def __init__(self) -> None:
-        self.pieces: list[bytes] = []
+        # One buffer: a list of pieces would hold fifty times the payload when chunks are tiny.
+        self._payload = bytearray()
         self.size_bytes = 0
         self.is_over = False
         self.rest = b""
@@ -158,7 +158,7 @@ class ChunkDecoder:
                 at = self._trailers(data, at)
             elif self._left > 2:
                 stop = min(end, at + self._left - 2)
-                self.pieces.append(data[at:stop])
+                self._payload += data[at:stop]
                 self.size_bytes += stop - at
                 self._left -= stop - at
                 at = stop
@@ -168,6 +168,12 @@ class ChunkDecoder:
                 at = self._size_line(data, at, end)
         if self.is_over:
             self.rest = data[at:]
+
+    def take(self) -> bytes:
+        """Return the payload since the last time."""
+        payload = bytes(self._payload)
+        self._payload.clear()
+        return payload
 
     def _line_end(self, data: bytes, at: int, end: int) -> int:
         found = data[at : at + 2]

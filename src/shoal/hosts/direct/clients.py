@@ -29,6 +29,7 @@ MAX_PIPELINED_BYTES = 256 * 1024
 WRITE_HIGH_BYTES = 128 * 1024
 """Unread bytes of an answer from which on its engine is not read."""
 
+_SMALL_PIECE_BYTES = 4096
 _EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 _NO_LINGER = struct.pack("ii", 1, 0)
 # What a connection is about: a head, a body, an answer, bytes both ways, or nothing any more.
@@ -68,7 +69,7 @@ class ClientConnection(asyncio.Protocol):
         self._begun_at = 0.0
         self._charged = self._unread_bytes = 0
         self._missing = 0
-        self._body: list[bytes] = []
+        self._body: list[bytes | bytearray] = []
         self._decoder: ChunkDecoder | None = None
         self._head: RequestHead | None = None
         self._tenant = ""
@@ -129,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
         if relay is None:
             return
         relay.client_paused()
-        if picker.buffered_bytes > self._plane.settings.max_buffered_bytes:
+        if self._plane.is_crammed():
             self._plane.loop.call_soon(self._overload, relay)
 
     def resume_writing(self) -> None:
@@ -255,24 +256,33 @@ class ClientConnection(asyncio.Protocol):
         """Take some of a body; returns what came behind it, which is the caller's: requests may be many in one read."""
         decoder = self._decoder
         if decoder is None:
-            missing = self._missing
-            if len(data) < missing:
-                self._body.append(data)
-                self._missing = missing - len(data)
+            missing = self._missing - len(data)
+            if missing > 0:
+                self._missing = missing
+                self._keep(data)
                 return b""
-            self._body.append(data[:missing] if len(data) > missing else data)
-            rest = data[missing:]
             pieces = self._body
+            pieces.append(data[:missing] if missing else data)
+            self._body_is_there(b"".join(pieces))
+            return data[missing:] if missing else b""
+        try:
+            decoder.feed(data)
+        except BadChunk as error:
+            return self._refuse(400, f"The request's body is not chunked as it says: {error}.")
+        if not self._may_grow(decoder) or not decoder.is_over:
+            return b""
+        self._body_is_there(decoder.take())
+        return decoder.rest
+
+    def _keep(self, data: bytes) -> None:
+        """Keep a piece of a body; small ones together, for each object costs more than they hold."""
+        pieces = self._body
+        if len(data) >= _SMALL_PIECE_BYTES:
+            pieces.append(data)
+        elif pieces and type(pieces[-1]) is bytearray:
+            pieces[-1] += data
         else:
-            try:
-                decoder.feed(data)
-            except BadChunk as error:
-                return self._refuse(400, f"The request's body is not chunked as it says: {error}.")
-            if not self._may_grow(decoder) or not decoder.is_over:
-                return b""
-            rest, pieces = decoder.rest, decoder.pieces
-        self._body_is_there(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        return rest
+            pieces.append(bytearray(data))
 
     def _may_grow(self, decoder: ChunkDecoder) -> bool:
         """Charge a body of unknown length for what it has become."""
@@ -314,11 +324,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _ahead(self, data: bytes) -> None:
         """Keep what comes before its turn."""
-        if len(self._buffer) + len(data) > MAX_PIPELINED_BYTES or self._plane.is_crammed():
-            self._is_last = True
-            self._hold(b"")
-        elif not self._is_last:
-            self._hold(self._buffer + data)
+        if len(self._buffer) + len(data) <= MAX_PIPELINED_BYTES and not self._plane.is_crammed():
+            if not self._is_last or self._state == HEAD:
+                self._hold(self._buffer + data)
+            return
+        # What is thrown away here must not be missed later: nothing that follows is read as a request.
+        self._is_last = True
+        self._hold(b"")
+        if self._state == HEAD:
+            self._end()
+        elif self._head is not None and self._head.upgrade:
+            self.transport.abort()
 
     def _hold(self, data: bytes) -> None:
         """Keep bytes that nothing can be done with yet; they count against the budget of bodies."""

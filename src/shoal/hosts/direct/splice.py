@@ -149,8 +149,7 @@ class Splice:
         except BadChunk:
             self._listener.broken("UPE")
             return
-        payload = b"".join(decoder.pieces)
-        decoder.pieces.clear()
+        payload = decoder.take()
         self._size += len(payload)
         self._out.write(head + payload)
         if self._keeps_tail:
