@@ -18,6 +18,7 @@ def test_a_good_file_is_printed_with_its_defaults(capsys: pytest.CaptureFixture[
     picker, pool = yaml.safe_load_all(capsys.readouterr().out)
     assert picker["schedulingProfiles"][0]["plugins"][2] == {"pluginRef": "prefix-cache-scorer", "weight": 3.0}
     assert pool["listen"] == {"host": "127.0.0.1", "port": 8080}
+    assert pool["data_plane"] == "envoy"
 
 
 def test_a_bad_file_is_one_line_with_its_place_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

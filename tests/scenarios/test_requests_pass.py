@@ -215,6 +215,7 @@ def test_an_engines_own_errors_pass_word_for_word(front: ScenarioPool, echo: Bac
 
 def test_a_hundred_400_of_an_engine_leave_it_ready(front: ScenarioPool, echo: Backend) -> None:
     echo.answers["/v1/completions"] = (400, b'{"error":{"message":"no"}}')
+    front.idle()  # the records of earlier requests have come
     failures = front.sample("shoal_endpoint_failures_total")
     before = len(echo.seen)
     statuses = {
