@@ -60,3 +60,18 @@ def test_no_event_is_put_in_the_middle_of_a_chunk_when_the_next_one_is_none() ->
             it.loop.run()
             assert bytes(client.heard).endswith(first)
             assert client.is_lost
+
+
+def test_more_than_may_be_sent_ahead_of_unread_answers_ends_the_connection() -> None:
+    with world() as it:
+        client = it.client()
+        client.peer_stops_reading()
+        client.peer_says(MODELS * 1000)
+        client.peer_says(b"POST /any HTTP/1.1\r\nhost: a\r\ncontent-length: 400000\r\n\r\n")
+        client.peer_says(b"x" * 300_000)
+        client.peer_reads()
+        it.loop.run()
+        client.peer_says(b"GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n")
+        it.loop.run()
+        assert it.asked == []
+        assert client.is_lost
