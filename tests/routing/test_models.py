@@ -28,7 +28,6 @@ def test_an_adapter_is_served_only_where_it_is_loaded() -> None:
     made = table()
     assert [made.is_served_by("sql", name) for name in "ab"] == [True, False]
     assert [made.is_served_by("llama", name) for name in "ab"] == [True, True]
-    assert made.parent("sql") == "llama"
 
 
 def test_a_base_models_own_name_stands_for_the_name_it_is_served_under() -> None:

@@ -106,10 +106,6 @@ class ModelTable:
         """Whether any endpoint lists `name`, or one might serve it unlisted."""
         return not name or name in self._served or bool(self._wildcards) or not self._served
 
-    def parent(self, name: str) -> str:
-        """The base model of an adapter, "" for a base model or an unknown name."""
-        return next((model.parent for model in self._served.get(name, {}).values()), "")
-
     def max_model_len(self, name: str, endpoint_id: str) -> int:
         """Context limit of `name` there, in tokens; 0 when unknown."""
         model = self._served.get(name, {}).get(endpoint_id)
