@@ -1,5 +1,6 @@
 """The journal's files: what was appended is read back in order, over as many parts as are allowed."""
 
+import time
 from pathlib import Path
 
 from shoal.hosts.journal import JournalWriter
@@ -20,6 +21,17 @@ def test_every_step_is_read_back_in_order_after_close(tmp_path: Path) -> None:
     writer.close()
     assert events(writer.path(0)) == [f"r{number}" for number in range(500)]
     assert not writer.path(1).exists()
+
+
+def test_a_file_is_a_journal_before_anything_happened(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "j", Opening(1, "", False, 0, "run"), max_bytes=1 << 20, max_files=2)
+    try:
+        until = time.monotonic() + 30.0
+        while not (writer.path(0).exists() and writer.path(0).stat().st_size) and time.monotonic() < until:
+            time.sleep(0.001)
+        assert events(writer.path(0)) == []
+    finally:
+        writer.close()
 
 
 def test_a_full_file_is_followed_by_the_next_and_the_last_ends_the_recording(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ class JournalWriter:
         descriptor = os.open(self.path(part), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb", buffering=1 << 16) as file:
             written = file.write(MAGIC) + file.write(encode(opening))
+            # Who looks at once finds a journal, if one without steps.
+            file.flush()
             while written < self._max_bytes:
                 is_closing = self._closing.wait(WRITE_EVERY_S)
                 while self._frames and written < self._max_bytes:
