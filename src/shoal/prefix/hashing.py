@@ -81,8 +81,8 @@ class BlockHasher:
                 hashes.append(0)
             blocks = min(len(prompt) // BLOCK_BYTES, left)
             if blocks:
-                wanted = bisect_right(REACH, blocks) - 1
-                left -= REACH[wanted] or 1
+                wanted = hashes_within(blocks)
+                left -= REACH[wanted]
                 _hash_chain(hashes, prompt, wanted, seed)
             else:
                 left -= 1

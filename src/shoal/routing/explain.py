@@ -3,6 +3,7 @@
 Owns the ring of recent decisions; the figures are the very columns that decided.  Holds no prompt text.
 """
 
+from collections import OrderedDict
 from typing import Any
 
 from shoal.pool import Decision
@@ -59,7 +60,8 @@ class Explanations:
     __slots__ = ("_by_client_id", "_by_id", "_figures")
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Flight] = {}
+        # A plain dict would walk over all that was dropped before to find the oldest.
+        self._by_id: OrderedDict[str, Flight] = OrderedDict()
         self._by_client_id: dict[str, str] = {}
         self._figures = 0
 
@@ -71,10 +73,10 @@ class Explanations:
             self._by_client_id[request.client_id] = request.id
         self._figures += _size(flight.decision)
         while self._figures > MAX_FIGURES or len(self._by_id) > MAX_REQUESTS:
-            self._drop(next(iter(self._by_id)))
+            self._drop_oldest()
 
-    def _drop(self, request_id: str) -> None:
-        dropped = self._by_id.pop(request_id)
+    def _drop_oldest(self) -> None:
+        request_id, dropped = self._by_id.popitem(last=False)
         self._figures -= _size(dropped.decision)
         client_id = dropped.request.client_id
         if self._by_client_id.get(client_id) == request_id:
