@@ -1,11 +1,12 @@
 """The nouns that every room speaks: request, endpoint, signals, the fleet view, decision, outcome.
 
 Frozen values and numpy columns only.  How bytes become a Request is `wire`; who chooses is
-`scheduling`; who keeps the books is `routing`.
+`scheduling`; who keeps the books is `routing`.  What engines say about their KV caches stands in `kvevents`.
 """
 
 from shoal.pool.decision import Decision, ScoreColumn
 from shoal.pool.endpoint import Endpoint, EndpointState, ServedModel
+from shoal.pool.kvevents import KvState, Tier
 from shoal.pool.outcome import Outcome, Refusal, RefusalReason
 from shoal.pool.request import Api, Request
 from shoal.pool.signals import Signals
@@ -19,6 +20,7 @@ __all__ = [
     "EndpointState",
     "FleetView",
     "Given",
+    "KvState",
     "Outcome",
     "Refusal",
     "RefusalReason",
@@ -26,4 +28,5 @@ __all__ = [
     "ScoreColumn",
     "ServedModel",
     "Signals",
+    "Tier",
 ]

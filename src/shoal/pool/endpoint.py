@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shoal.pool.kvevents import KvSource
+
 
 class EndpointState(StrEnum):
     """Where an endpoint stands.  Only READY and HALF_OPEN ones are offered requests."""
@@ -34,7 +36,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     id: unique in the pool; the address unless the operator named it.  address: `ip:port` literal
     (`[v6]:port` for IPv6), as Envoy dials it.  engine: `vllm`, `sglang`, `trtllm-serve` or `shoal`; decides the
     names of its metrics.  labels: as in llm-d's endpoint files (`llm-d.ai/role`, ...).
-    is_tls: whether it is dialled with TLS.
+    is_tls: whether it is dialled with TLS.  kv_sources: where it publishes what its cache holds, none when it does not.
     """
 
     id: str
@@ -42,3 +44,4 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "vllm"
     labels: dict[str, str] = {}
     is_tls: bool = False
+    kv_sources: tuple[KvSource, ...] = ()

@@ -5,6 +5,18 @@ import msgspec
 from shoal.pool import Api, Outcome, Refusal
 
 
+class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
+    """Tokenise the prompt and return `Fetched` or `FetchFailed`; the router goes on without it at its own deadline.
+
+    model: as the engines name it.  adapter: LoRA name, "" for none.  block_sizes: for which keys are wanted, in tokens.
+    """
+
+    request_id: str
+    model: str
+    adapter: str
+    block_sizes: tuple[int, ...]
+
+
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
     """Send the request to the first endpoint; on a retry walk the list in order.
 
@@ -54,4 +66,4 @@ class Account(msgspec.Struct, frozen=True, tag="account"):
     is_recorded: bool = True
 
 
-Command = Forward | Refuse | Account
+Command = Fetch | Forward | Refuse | Account

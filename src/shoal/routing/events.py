@@ -5,7 +5,7 @@ Every event is a frozen struct with a tag, so a journal is a list of them.
 
 import msgspec
 
-from shoal.pool import Endpoint, EndpointState, Outcome, Request, ServedModel, Signals
+from shoal.pool import Endpoint, EndpointState, KvState, Outcome, Request, ServedModel, Signals, Tier
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
@@ -62,6 +62,61 @@ class LoadSeen(msgspec.Struct, frozen=True, tag="load"):
     signals: Signals
 
 
+class TokenKeys(msgspec.Struct, frozen=True):
+    """The exact keys of a prompt at one block size: 8 bytes little-endian each, full blocks only."""
+
+    block_size_tokens: int
+    keys: bytes
+
+
+class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
+    """The tokens that `Fetch` asked for, as keys.  prompt_tokens: their exact number."""
+
+    request_id: str
+    prompt_tokens: int
+    keys: tuple[TokenKeys, ...]
+
+
+class FetchFailed(msgspec.Struct, frozen=True, tag="fetch-failed"):
+    """The tokens cannot be had; the request goes by the estimate.  reason: a word for metrics."""
+
+    request_id: str
+    reason: str = ""
+
+
+class BlocksStored(msgspec.Struct, frozen=True, tag="stored"):
+    """An engine holds these blocks now.  keys: exact keys, 8 bytes little-endian each; never token ids."""
+
+    endpoint_id: str
+    keys: bytes
+    tier: Tier = Tier.GPU
+    block_size_tokens: int = 16
+    rank: int = 0
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, tag="removed"):
+    """An engine holds these blocks no longer on that tier."""
+
+    endpoint_id: str
+    keys: bytes
+    tier: Tier = Tier.GPU
+    rank: int = 0
+
+
+class BlocksCleared(msgspec.Struct, frozen=True, tag="cleared"):
+    """All that a publisher held is gone: it restarted, was reset, or has other weights.  rank: None for all ranks."""
+
+    endpoint_id: str
+    rank: int | None = None
+
+
+class KvStreamChanged(msgspec.Struct, frozen=True, tag="kv-stream"):
+    """How far an endpoint's KV events can be trusted from now on."""
+
+    endpoint_id: str
+    state: KvState
+
+
 class Configured(msgspec.Struct, frozen=True, tag="configured"):
     """A new, already validated configuration document."""
 
@@ -81,6 +136,12 @@ Event = (
     | EndpointLeft
     | ModelsSeen
     | LoadSeen
+    | Fetched
+    | FetchFailed
+    | BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | KvStreamChanged
     | Configured
     | Ticked
 )
