@@ -4,9 +4,9 @@ Frozen values and numpy columns only.  How bytes become a Request is `wire`; who
 `scheduling`; who keeps the books is `routing`.  What engines say about their KV caches stands in `kvevents`.
 """
 
+from shoal.pool import kvevents
 from shoal.pool.decision import Decision, ScoreColumn
 from shoal.pool.endpoint import Endpoint, EndpointState, ServedModel
-from shoal.pool.kvevents import KvState, Tier
 from shoal.pool.outcome import Outcome, Refusal, RefusalReason
 from shoal.pool.request import Api, Request
 from shoal.pool.signals import Signals
@@ -20,7 +20,6 @@ __all__ = [
     "EndpointState",
     "FleetView",
     "Given",
-    "KvState",
     "Outcome",
     "Refusal",
     "RefusalReason",
@@ -28,5 +27,5 @@ __all__ = [
     "ScoreColumn",
     "ServedModel",
     "Signals",
-    "Tier",
+    "kvevents",
 ]

@@ -5,7 +5,8 @@ Every event is a frozen struct with a tag, so a journal is a list of them.
 
 import msgspec
 
-from shoal.pool import Endpoint, EndpointState, KvState, Outcome, Request, ServedModel, Signals, Tier
+from shoal.pool import Endpoint, EndpointState, Outcome, Request, ServedModel, Signals
+from shoal.pool.kvevents import KvState, Tier
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
