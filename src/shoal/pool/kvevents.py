@@ -10,9 +10,13 @@ import msgspec
 
 
 class Tier(StrEnum):
-    """Where a KV block lies, from the fastest to the slowest."""
+    """Where a KV block lies, from the fastest to the slowest.
+
+    EXPECTED: it was sent there to be computed, and the engine has not said yet that it has it.
+    """
 
     GPU = "gpu"
+    EXPECTED = "expected"
     CPU = "cpu"
     DISK = "disk"
     SHARED = "shared"
