@@ -1,6 +1,7 @@
 """Drives an engine in virtual time for the tests of this folder."""
 
 from shoal.engine import Emit, Engine, EngineConfig, Event, Finish, Submitted, Ticked
+from shoal.engine.changes import CacheChanged, Change
 
 
 class VirtualTime:
@@ -11,6 +12,7 @@ class VirtualTime:
         self.now = 0.0
         self.tokens: dict[str, int] = {}
         self.finished: dict[str, Finish] = {}
+        self.changes: list[Change] = []
         self.steps = 0
 
     def send(self, event: Event) -> list[object]:
@@ -23,6 +25,8 @@ class VirtualTime:
             elif isinstance(command, Finish):
                 assert command.request_id not in self.finished
                 self.finished[command.request_id] = command
+            elif isinstance(command, CacheChanged):
+                self.changes += command.changes
         return list(commands)
 
     def step(self) -> bool:
@@ -50,6 +54,7 @@ def request(
     blocks = (prompt + output) // block_size
     shared = prefix // block_size
     hashes = tuple(1000 + position if position < shared else hash_of(name, position) for position in range(blocks))
+    tokens = b"".join(tokens_of(block_hash, block_size) for block_hash in hashes)
     return Submitted(
         request_id=name,
         prompt_tokens=prompt,
@@ -57,7 +62,13 @@ def request(
         max_tokens=output,
         block_hashes=hashes,
         adapter=adapter,
+        tokens=tokens,
     )
+
+
+def tokens_of(block_hash: int, block_size: int) -> bytes:
+    """The tokens that stand for a block: each is its hash, cut to 32 bits."""
+    return (block_hash % 2**32).to_bytes(4, "little") * block_size
 
 
 def hash_of(name: str, position: int) -> int:

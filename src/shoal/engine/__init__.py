@@ -1,12 +1,14 @@
 """The model of an inference engine as one pure machine.
 
 What belongs here: the paged KV cache with prefix reuse, continuous batching with chunked prefill and
-preemption, the time a step takes, and the named profiles of hardware and model.  Live it is driven by
-`hosts/engine` in real time; nothing here knows HTTP, text, or a clock.
+preemption, a host tier below the GPU, the time a step takes, and the named profiles of hardware and model.  Live it is
+driven by `hosts/engine` in real time; nothing here knows HTTP, text, or a clock.  What a cache tells of itself is in
+`changes`, an operator's knobs are in `events`.
 """
 
 from shoal.engine.commands import ConfirmReset, Emit, Finish, Refuse
-from shoal.engine.engine import Engine, EngineConfig
+from shoal.engine.config import EngineConfig
+from shoal.engine.engine import Engine
 from shoal.engine.events import Aborted, CacheReset, Event, PaceChanged, Submitted, Ticked
 from shoal.engine.hashing import hash_blocks
 from shoal.engine.profiles import PROFILES, Profile

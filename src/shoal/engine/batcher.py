@@ -9,18 +9,22 @@ from bisect import insort
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from shoal.engine.blocks import BlockPool
+from shoal.engine.cache import KvCache
 from shoal.engine.counters import Counters
 from shoal.engine.sequences import Sequence
 
 
 class Plan(NamedTuple):
-    """One step: (sequence, new tokens) in order, and the sums that its time depends on (see `StepTime.seconds`)."""
+    """One step: (sequence, new tokens) in order, and the sums that its time depends on (see `StepTime.seconds`).
+
+    loaded_tokens: whose KV comes from the host tier.
+    """
 
     work: list[tuple[Sequence, int]]
     tokens: int
     context_tokens: int
     pairs: float
+    loaded_tokens: int
 
 
 class Batcher:
@@ -33,7 +37,9 @@ class Batcher:
         "_block_size",
         "_blocked",
         "_budget_tokens",
+        "_cache",
         "_counters",
+        "_loaded_tokens",
         "_max_loras",
         "_max_seqs",
         "_num_dead",
@@ -44,12 +50,14 @@ class Batcher:
     )
 
     def __init__(
-        self, pool: BlockPool, counters: Counters, *, block_size: int, max_seqs: int, budget_tokens: int, max_loras: int
+        self, cache: KvCache, counters: Counters, *, block_size: int, max_seqs: int, budget_tokens: int, max_loras: int
     ) -> None:
-        self.pool = pool
+        self.pool = cache.pool
         self.running: list[Sequence] = []
         self.num_deferred = 0
+        self._cache = cache
         self._counters = counters
+        self._loaded_tokens = 0
         self._block_size = block_size
         self._max_seqs = max_seqs
         self._budget_tokens = budget_tokens
@@ -93,6 +101,7 @@ class Batcher:
     def plan(self, now: float) -> Plan | None:
         """Choose the work of the next step, or None when there is nothing to do."""
         work: list[tuple[Sequence, int]] = []
+        self._loaded_tokens = 0
         budget = self._budget_tokens
         had_preemption = False
         index = 0
@@ -106,8 +115,8 @@ class Batcher:
                     had_preemption = True
                 if not sequence.is_running:
                     break
-                sequence.blocks += self.pool.allocate(needed)
-            self._seal(sequence, sequence.computed + count)
+                sequence.blocks += self._cache.allocate(needed)
+            self._cache.seal(sequence, sequence.computed + count)
             work.append((sequence, count))
             budget -= count
             index += 1
@@ -149,36 +158,45 @@ class Batcher:
         pool = self.pool
         if self._blocked is not None and self._blocked[0] is sequence and pool.num_free <= self._blocked[1]:
             return 0
-        hits = pool.match(sequence.hashes, (sequence.num_tokens - 1) // self._block_size)
-        cached_tokens = len(hits) * self._block_size
+        limit = (sequence.num_tokens - 1) // self._block_size
+        hits = pool.match(sequence.hashes, limit)
+        num_loaded = self._cache.count_loadable(sequence, len(hits), limit)
+        cached_tokens = (len(hits) + num_loaded) * self._block_size
         count = min(sequence.num_tokens - cached_tokens, budget)
         needed = -(-(cached_tokens + count) // self._block_size) - len(hits)
         if needed + pool.count_idle(hits) > pool.num_free:
             self._blocked = (sequence, pool.num_free)
             return 0
         self._blocked = None
+        if num_loaded:
+            self._cache.touch(sequence, len(hits), len(hits) + num_loaded)
+            self._loaded_tokens += num_loaded * self._block_size
         pool.hold(hits)
-        sequence.blocks = hits + pool.allocate(needed)
+        sequence.blocks = hits + self._cache.allocate(needed)
         sequence.sealed = len(hits)
         sequence.computed = cached_tokens
         sequence.is_running = True
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = cached_tokens
             sequence.admitted_at = now
-            self._counters.prefix_queries += sequence.num_tokens
-            self._counters.prefix_hits += cached_tokens
-        self._seal(sequence, cached_tokens + count)
+            self._count(sequence, cached_tokens, num_loaded * self._block_size)
+        self._cache.seal(sequence, cached_tokens + count)
         return count
 
-    def _seal(self, sequence: Sequence, end_token: int) -> None:
-        """Make the blocks findable that are full once tokens up to `end_token` are computed.
+    def _count(self, sequence: Sequence, cached_tokens: int, loaded_tokens: int) -> None:
+        """Count a look-up, once a request; the host tier is asked for what the GPU did not have."""
+        sequence.loaded_tokens = loaded_tokens
+        counters = self._counters
+        counters.prefix_queries += sequence.num_tokens
+        counters.prefix_hits += cached_tokens - loaded_tokens
+        if self._cache.host is not None:
+            counters.external_queries += sequence.num_tokens - cached_tokens + loaded_tokens
+            counters.external_hits += loaded_tokens
 
-        Sealing before the step ends lets two equal prompts of one step share, as in vLLM.
-        """
-        full = min(end_token // self._block_size, len(sequence.hashes))
-        if full > sequence.sealed:
-            self.pool.seal(sequence.blocks, sequence.hashes, sequence.sealed, full)
-            sequence.sealed = full
+    def preempt_all(self) -> None:
+        """Throw every running sequence back to the queue, between two steps."""
+        for sequence in reversed(self.running[:]):
+            self._preempt(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Throw a running sequence back to the queue; what it generated so far is recomputed as prompt."""
@@ -195,12 +213,11 @@ class Batcher:
         sequence.blocks = []
         sequence.sealed = 0
 
-    @staticmethod
-    def _sum(work: list[tuple[Sequence, int]]) -> Plan:
+    def _sum(self, work: list[tuple[Sequence, int]]) -> Plan:
         tokens = context_tokens = 0
         pairs = 0.0
         for sequence, count in work:
             tokens += count
             context_tokens += sequence.computed
             pairs += count * (sequence.computed + count / 2)
-        return Plan(work, tokens, context_tokens, pairs)
+        return Plan(work, tokens, context_tokens, pairs, self._loaded_tokens)

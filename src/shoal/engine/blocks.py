@@ -12,13 +12,15 @@ class BlockPool:
     """A fixed number of KV blocks.
 
     Every block is either held (reference count above 0) or free; free ones may still carry a hash and be found
-    by it.  A hash has at most one holder.  `num_free + num_held == num_blocks` at all times.
+    by it.  A hash has at most one holder.  `num_free + num_held == num_blocks` at all times.  evicted: hashes that
+    `allocate` forgot, for the owner to take; None when nobody asks for them.
     """
 
-    __slots__ = ("_free", "_hash_of", "_holder_of", "_references", "num_blocks")
+    __slots__ = ("_free", "_hash_of", "_holder_of", "_references", "evicted", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.evicted: list[int] | None = None
         self._references = [0] * num_blocks
         self._hash_of: list[int | None] = [None] * num_blocks
         self._holder_of: dict[int, int] = {}
@@ -86,18 +88,21 @@ class BlockPool:
             if block_hash is not None:
                 hash_of[block] = None
                 del self._holder_of[block_hash]
+                if self.evicted is not None:
+                    self.evicted.append(block_hash)
             references[block] = 1
             blocks.append(block)
         return blocks
 
-    def seal(self, blocks: Sequence[int], hashes: Sequence[int], start: int, end: int) -> None:
+    def seal(self, blocks: Sequence[int], hashes: Sequence[int], start: int, end: int) -> list[int]:
         """Make the full blocks at positions `start` to `end` (not included) findable by their hashes.
 
-        When another block has the same content, a held one keeps the hash and an idle one yields it to the
-        fresher block, so that a hot block does not age away.
+        Returns the positions whose hash no block had before.  When another block has the same content, a held one
+        keeps the hash and an idle one yields it to the fresher block, so that a hot block does not age away.
         """
         holder_of = self._holder_of
         hash_of = self._hash_of
+        fresh = []
         for position in range(start, end):
             block = blocks[position]
             block_hash = hashes[position]
@@ -106,8 +111,15 @@ class BlockPool:
                 if holder == block or self._references[holder] > 0:
                     continue
                 hash_of[holder] = None
+            else:
+                fresh.append(position)
             holder_of[block_hash] = block
             hash_of[block] = block_hash
+        return fresh
+
+    def cached_hashes(self) -> list[int]:
+        """Return every hash that can be found."""
+        return list(self._holder_of)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference from each of a request's `blocks` (in prompt order), tail first."""

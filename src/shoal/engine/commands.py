@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.engine.changes import CacheChanged
+
 
 class Emit(NamedTuple):
     """Hand new tokens to their requests, once per step.
@@ -48,4 +50,8 @@ class ConfirmReset(msgspec.Struct, frozen=True, kw_only=True):
     is_done: bool
 
 
-Command = Emit | Finish | Refuse | ConfirmReset
+class ConfirmPause(msgspec.Struct, frozen=True):
+    """A pause is complete, or was ended before it was."""
+
+
+Command = Emit | Finish | Refuse | ConfirmReset | ConfirmPause | CacheChanged

@@ -1,43 +1,32 @@
 """The engine as a machine: requests in, tokens out, one step after the other.
 
-Owns the clock of steps and the counters; what runs in a step is the batcher's choice, how long it takes is
-`steptime`'s.
+Owns the clock of steps, the counters, and what an operator's pause or reset does; what runs in a step is the batcher's
+choice, how long it takes is `steptime`'s.
 """
-
-import msgspec
 
 from shoal.engine.batcher import Batcher, Plan
 from shoal.engine.blocks import BlockPool
-from shoal.engine.commands import Command, ConfirmReset, Emit, Finish, Refuse
+from shoal.engine.cache import KvCache
+from shoal.engine.changes import CacheChanged
+from shoal.engine.commands import Command, ConfirmPause, ConfirmReset, Emit, Finish, Refuse
+from shoal.engine.config import EngineConfig
 from shoal.engine.counters import Counters
-from shoal.engine.events import Aborted, CacheReset, Event, PaceChanged, Submitted, Ticked
-from shoal.engine.profiles import TINY, Profile
+from shoal.engine.events import (
+    Aborted,
+    CacheReset,
+    Event,
+    PaceChanged,
+    Paused,
+    PauseMode,
+    Resumed,
+    Submitted,
+    Ticked,
+)
+from shoal.engine.hosttier import HostTier
+from shoal.engine.pausing import Pausing
 from shoal.engine.sequences import Sequence
 from shoal.engine.steptime import StepTime
 from shoal.kernel import ClockWentBack
-
-
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is; 0 means the profile's own value."""
-
-    profile: Profile = TINY
-    num_blocks: int = 0
-    """KV blocks."""
-    block_size: int = 0
-    """Tokens a block."""
-    max_num_seqs: int = 0
-    """Sequences in one step."""
-    max_num_batched_tokens: int = 0
-    """New tokens in one step."""
-    max_loras: int = 4
-    """Different adapters in one step; requests for further ones are deferred."""
-    is_priority_scheduling: bool = False
-    """Whether a lower `priority` goes first; else first come, first served."""
-    slow_factor: float = 1.0
-    """Multiplies every step's time."""
-    max_lag_s: float = 0.05
-    """A late tick starts the next step where the last one ended, so lateness of timers does not add up; past
-    this lag the lost time is lost."""
 
 
 class Engine:
@@ -47,13 +36,17 @@ class Engine:
     """
 
     __slots__ = (
+        "_asked_reset",
         "_batcher",
+        "_cache",
         "_config",
         "_end",
         "_last_now",
         "_last_submitted",
         "_number",
+        "_pausing",
         "_plan",
+        "_s_per_loaded_token",
         "_sequences",
         "_slow_factor",
         "_step_s",
@@ -71,8 +64,16 @@ class Engine:
         self.max_loras = config.max_loras
         self.counters = Counters()
         self._config = config
-        self._batcher = Batcher(
+        self._cache = KvCache(
             BlockPool(self.num_blocks),
+            self.block_size,
+            host=HostTier(config.host_blocks) if config.host_blocks else None,
+            policy=config.host_policy,
+            has_log=config.has_cache_events,
+            is_describing=config.is_describing_host_blocks,
+        )
+        self._batcher = Batcher(
+            self._cache,
             self.counters,
             block_size=self.block_size,
             max_seqs=config.max_num_seqs or profile.max_num_seqs,
@@ -80,6 +81,11 @@ class Engine:
             max_loras=config.max_loras,
         )
         self._step_time = StepTime(profile)
+        self._s_per_loaded_token = (
+            profile.stored_bytes_per_token or profile.kv_bytes_per_token
+        ) / config.host_bytes_per_s
+        self._pausing = Pausing()
+        self._asked_reset: CacheReset | None = None
         self._slow_factor = config.slow_factor
         self._sequences: dict[str, Sequence] = {}
         self._number = 0
@@ -102,7 +108,11 @@ class Engine:
             case Aborted():
                 return self._abort(event.request_id, now)
             case CacheReset():
-                return [ConfirmReset(is_done=self._batcher.pool.reset())]
+                return self._ask_reset(event)
+            case Paused():
+                return self._pause(event, now)
+            case Resumed():
+                return self._resume(now)
             case PaceChanged():
                 self._slow_factor = event.slow_factor
         return []
@@ -119,7 +129,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Sequences in the queue, deferred ones included."""
-        return self._batcher.num_waiting
+        return self._batcher.num_waiting + len(self._pausing.parked)
 
     @property
     def num_deferred(self) -> int:
@@ -129,7 +139,17 @@ class Engine:
     @property
     def pool(self) -> BlockPool:
         """The KV cache, to be read only.  `pool.usage_ratio` counts blocks of running requests, as vLLM does."""
-        return self._batcher.pool
+        return self._cache.pool
+
+    @property
+    def host(self) -> HostTier | None:
+        """The host tier, to be read only."""
+        return self._cache.host
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause is on, complete or not."""
+        return self._pausing.asked is not None
 
     def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the LoRA names of the running and of the waiting sequences, each sorted."""
@@ -149,8 +169,11 @@ class Engine:
         priority = event.priority if self._config.is_priority_scheduling else 0
         sequence = Sequence(event, (priority, self._number), now)
         self._sequences[event.request_id] = sequence
-        self._batcher.enqueue(sequence)
         self._last_submitted = now
+        if self._pausing.is_parking:
+            self._pausing.parked.append(sequence)
+            return []
+        self._batcher.enqueue(sequence)
         if self._plan is None:
             self._begin(now)
         return []
@@ -159,7 +182,10 @@ class Engine:
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return []
-        self._batcher.remove(sequence)
+        if sequence in self._pausing.parked:
+            self._pausing.parked.remove(sequence)
+        else:
+            self._batcher.remove(sequence)
         return [sequence.finish("abort", now)]
 
     def _tick(self, now: float) -> list[Command]:
@@ -167,18 +193,21 @@ class Engine:
         if plan is None or now < self._end:
             return []
         commands = self._complete(plan, self._end)
+        if self._asked_reset is not None or self._pausing.asked is not None:
+            commands += self._between_steps()
         is_late = now - self._end > self._config.max_lag_s
         self._begin(now if is_late else max(self._end, min(now, self._last_submitted)))
         return commands
 
     def _begin(self, start: float) -> None:
         """Start the next step at `start`, or go idle."""
-        plan = self._plan = self._batcher.plan(start)
+        plan = self._plan = self._batcher.plan(start) if self._pausing.may_begin else None
         if plan is None:
             return
-        self._step_s = self._slow_factor * self._step_time.seconds(
+        compute_s = self._step_time.seconds(
             sequences=len(plan.work), tokens=plan.tokens, context_tokens=plan.context_tokens, pairs=plan.pairs
         )
+        self._step_s = self._slow_factor * (compute_s + plan.loaded_tokens * self._s_per_loaded_token)
         self._end = start + self._step_s
 
     def _complete(self, plan: Plan, end: float) -> list[Command]:
@@ -198,13 +227,15 @@ class Engine:
                 sequence.first_token_at = end
                 counters.prompt += sequence.prompt_tokens
                 counters.cached += sequence.cached_tokens
+                counters.loaded += sequence.loaded_tokens
             if sequence.output_tokens:
                 sequence.num_tokens += 1
                 tokens.append((sequence.request_id, 1))
             if sequence.num_tokens - sequence.prompt_tokens >= sequence.output_tokens:
                 done.append(sequence)
         counters.generation += len(tokens)
-        commands: list[Command] = [Emit(tokens, plan.tokens)]
+        commands = self._tell_changes()
+        commands.append(Emit(tokens, plan.tokens))
         if done:
             self._batcher.retire(done)
             commands += [self._finish(sequence, end) for sequence in done]
@@ -214,3 +245,71 @@ class Engine:
         del self._sequences[sequence.request_id]
         is_limit = sequence.output_tokens >= sequence.max_tokens > 0
         return sequence.finish("length" if is_limit else "stop", end)
+
+    def _tell_changes(self) -> list[Command]:
+        changes = self._cache.take_changes()
+        return [CacheChanged(changes)] if changes else []
+
+    def _ask_reset(self, event: CacheReset) -> list[Command]:
+        """Empty the cache now, or at the end of the step when running requests must give way first."""
+        if not event.is_forced:
+            return self._reset(event.is_all)
+        if self._plan is not None:
+            self._asked_reset = event
+            return []
+        self._batcher.preempt_all()
+        return self._reset(event.is_all)
+
+    def _reset(self, is_all: bool) -> list[Command]:
+        is_done = self._cache.reset(is_all)
+        commands: list[Command] = [ConfirmReset(is_done=is_done)]
+        if is_done and self._config.is_clearing_at_once:
+            commands += self._tell_changes()
+        return commands
+
+    def _pause(self, event: Paused, now: float) -> list[Command]:
+        """Begin a pause; it is complete at once unless a step or requests have to end first."""
+        self._pausing.ask(event)
+        commands: list[Command] = []
+        if event.mode is PauseMode.ABORT:
+            for request_id in list(self._sequences):
+                commands += self._abort(request_id, now)
+        if event.mode is PauseMode.ABORT or self._plan is None:
+            commands += self._settle()
+        return commands
+
+    def _between_steps(self) -> list[Command]:
+        """Do what was asked for while the step ran."""
+        commands: list[Command] = []
+        if self._asked_reset is not None:
+            self._batcher.preempt_all()
+            commands += self._reset(self._asked_reset.is_all)
+            self._asked_reset = None
+        if self._pausing.asked is not None and not self._pausing.is_settled:
+            commands += self._settle()
+        return commands
+
+    def _settle(self) -> list[Command]:
+        """Complete the pause if nothing stands in its way."""
+        pausing = self._pausing
+        pause = pausing.asked
+        if pause is None or (pausing.is_parking and len(self._sequences) > len(pausing.parked)):
+            return []
+        pausing.is_settled = True
+        for sequence in pausing.unpark():
+            self._batcher.enqueue(sequence)
+        commands: list[Command] = [ConfirmPause()]
+        if pause.is_clearing:
+            self._batcher.preempt_all()
+            commands += [each for each in self._reset(is_all=False) if not isinstance(each, ConfirmReset)]
+        return commands
+
+    def _resume(self, now: float) -> list[Command]:
+        """Go on with what waits."""
+        pausing = self._pausing
+        is_open = pausing.asked is not None and not pausing.is_settled
+        for sequence in pausing.end():
+            self._batcher.enqueue(sequence)
+        if self._plan is None:
+            self._begin(now)
+        return [ConfirmPause()] if is_open else []

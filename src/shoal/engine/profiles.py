@@ -37,6 +37,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Memory bandwidth of all chips together."""
     bytes_ratio: float
     """Share of the bandwidth that is reached, 0 to 1."""
+    stored_bytes_per_token: float = 0.0
+    """KV bytes of a token as it lies in a host tier; 0 for `kv_bytes_per_token`."""
     overhead_s: float
     """Fixed cost of a step."""
     sequence_s: float
@@ -75,6 +77,7 @@ TINY = Profile(
     flops_ratio=1.0,
     weight_bytes=3e9,
     kv_bytes_per_token=0.0,
+    stored_bytes_per_token=131072,
     peak_bytes_per_s=1e12,
     bytes_ratio=1.0,
     overhead_s=0.0008,

@@ -9,7 +9,8 @@ class Sequence:
 
     key: place in the queue, (priority, arrival number).  num_tokens: prompt plus tokens generated so far.  computed:
     tokens whose KV is in the cache.  blocks: held, in prompt order.  sealed: how many of them are findable by hash.
-    cached_tokens: found at first admission, -1 before it.  is_live: False once aborted or finished.
+    cached_tokens: found at first admission, -1 before it; loaded_tokens: those of them that the host tier had.  tokens,
+    salt: see `Submitted`.  is_live: False once aborted or finished.
     """
 
     __slots__ = (
@@ -24,13 +25,16 @@ class Sequence:
         "is_live",
         "is_running",
         "key",
+        "loaded_tokens",
         "max_tokens",
         "num_tokens",
         "output_tokens",
         "preemptions",
         "prompt_tokens",
         "request_id",
+        "salt",
         "sealed",
+        "tokens",
     )
 
     def __init__(self, event: Submitted, key: tuple[int, int], now: float) -> None:
@@ -40,12 +44,15 @@ class Sequence:
         self.output_tokens = event.output_tokens
         self.max_tokens = event.max_tokens
         self.hashes = event.block_hashes
+        self.tokens = event.tokens
         self.adapter = event.adapter
+        self.salt = event.cache_salt
         self.num_tokens = event.prompt_tokens
         self.computed = 0
         self.blocks: list[int] = []
         self.sealed = 0
         self.cached_tokens = -1
+        self.loaded_tokens = 0
         self.preemptions = 0
         self.arrived_at = now
         self.admitted_at: float | None = None
