@@ -1,7 +1,8 @@
 """Runs one router live: stamps events with the clock, keeps its deadline, and hands every step on.
 
-Owns the loop's timer and the order fold, journal, observers.  It holds no policy; carrying out a command is for whoever
-fed the event.
+Owns the loop's timer, the order fold, journal, observers, and who waits for a command.  It holds no policy; carrying
+out a command is for whoever fed the event, or for whoever waits for it: a router may answer a request in the commands
+of any later event.
 """
 
 import asyncio
@@ -11,12 +12,19 @@ from collections.abc import Callable
 
 from shoal.hosts.journal import JournalWriter
 from shoal.measures import Fold
-from shoal.routing import Account, Arrived, Command, Event, Router, Ticked
+from shoal.routing import Account, Arrived, Command, Ended, Event, Forward, Refuse, Router, Ticked
+from shoal.routing.commands import Fetch
 
 log = logging.getLogger("shoal.driver")
 
 # A timer that is due more often than this costs more than it tells.
 MIN_TICK_S = 0.05
+# While a request waits, its deadline is kept more closely.
+MIN_WAITED_TICK_S = 0.002
+
+OfRequest = Fetch | Forward | Refuse
+"""The commands that concern one request that is not forwarded yet."""
+_OF_REQUEST = (Fetch, Forward, Refuse)
 
 
 class Driver:
@@ -39,6 +47,7 @@ class Driver:
         self._on_account = on_account
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[str, Callable[[OfRequest], None]] = {}
 
     def feed(self, event: Event) -> list[Command]:
         """Give the router one event now and return its commands."""
@@ -49,9 +58,48 @@ class Driver:
         except Exception:
             # The books are written: what goes wrong in noting it down must not cost the request its answer.
             log.exception("a step could not be noted")
-        if self._timer is None:
+        if self._waiting:
+            self._hand_out(commands, now)
+        elif self._timer is None:
             self._arm(now)
         return commands
+
+    # ------------------------------------------------------------------ requests that wait
+
+    @property
+    def waiting(self) -> int:
+        """Requests that the router has neither forwarded nor refused yet."""
+        return len(self._waiting)
+
+    def wait(self, request_id: str, take: Callable[[OfRequest], None]) -> None:
+        """Have `take` called, from the loop, with each command for the request in the steps to come.
+
+        It is called until the command is a Forward or a Refuse, or `give_up` is.
+        """
+        self._waiting[request_id] = take
+        self._arm(self._clock())
+
+    def give_up(self, request_id: str) -> None:
+        """Nobody waits for the request any more; the router is told that it has ended."""
+        self._waiting.pop(request_id, None)
+        self.feed(Ended(request_id))
+
+    def _hand_out(self, commands: list[Command], now: float) -> None:
+        for command in commands:
+            if isinstance(command, _OF_REQUEST) and command.request_id in self._waiting:
+                # Not from here: who fed the event is in the middle of something.
+                asyncio.get_running_loop().call_soon(self._hand_over, command)
+        self._arm(now)
+
+    def _hand_over(self, command: OfRequest) -> None:
+        take = self._waiting.get(command.request_id)
+        if take is None:
+            return
+        if type(command) is not Fetch:
+            del self._waiting[command.request_id]
+        take(command)
+
+    # ------------------------------------------------------------------ noting down
 
     def _note(self, event: Event, commands: list[Command], now: float) -> None:
         """Count, record and account for one step."""
@@ -65,11 +113,20 @@ class Driver:
                 if type(command) is Account:
                     self._on_account(command)
 
+    # ------------------------------------------------------------------ the timer
+
     def _arm(self, now: float) -> None:
+        """Set the timer to the router's deadline, unless it is set to an earlier time already."""
         deadline = self.router.deadline()
-        if deadline is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(MIN_TICK_S, deadline - now), self._tick)
+        if deadline is None:
+            return
+        due_s = max(MIN_WAITED_TICK_S if self._waiting else MIN_TICK_S, deadline - now)
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + due_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(due_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

@@ -42,13 +42,15 @@ class Log:
         """Log what an operator must repair."""
         self._emit(logging.ERROR, message, fields)
 
-    def exception(self, message: str, /, **fields: object) -> None:
-        """Log a bug with the traceback of the exception being handled."""
-        self._emit(logging.ERROR, message, fields, is_exception=True)
+    def exception(self, message: str, fault: BaseException | None = None, /, **fields: object) -> None:
+        """Log a bug with the traceback of `fault`, or of the exception being handled."""
+        self._emit(logging.ERROR, message, fields, fault or True)
 
-    def _emit(self, level: int, message: str, fields: dict[str, object], is_exception: bool = False) -> None:
+    def _emit(
+        self, level: int, message: str, fields: dict[str, object], fault: BaseException | bool | None = None
+    ) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", message, extra={"fields": fields}, exc_info=is_exception)
+            self._logger.log(level, "%s", message, extra={"fields": fields}, exc_info=fault)
 
 
 class TextFormatter(logging.Formatter):

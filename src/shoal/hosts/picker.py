@@ -12,10 +12,12 @@ from urllib.parse import unquote
 import msgspec
 
 from shoal.hosts.driver import Driver
+from shoal.hosts.waiting import Asked, TokenSource, Waiting
 from shoal.kernel import InvalidInput
 from shoal.pool import Api, Refusal, RefusalReason, Request
 from shoal.prefix import BlockHasher
 from shoal.routing import Arrived, Ended, Forward, Refuse
+from shoal.routing.commands import Fetch
 from shoal.routing.config import RouterConfig
 from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_model, render_models, rewrite
 
@@ -55,7 +57,7 @@ class Picker:
 
     picker_id: names this worker in records.  check_key: (authorization, x-api-key) -> the key's name, None for a bad
     one; None when the pool is open.  draining: set when another worker takes over.  buffered_bytes: what the bodies
-    that are being received were charged.
+    that are being received were charged.  tokens: where the tokens of prompts come from, None for the estimate alone.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Picker:
         self.check_key = check_key
         self.draining = asyncio.Event()
         self.buffered_bytes = 0
+        self.tokens: TokenSource | None = None
         self._run = run
         self._minted = 0
         self.configure(config)
@@ -161,8 +164,8 @@ class Picker:
         body: bytes,
         tenant: str = "",
         subset: tuple[str, ...] | None = None,
-    ) -> Placed | Answered:
-        """Read a complete request and have the router place it.
+    ) -> Placed | Answered | Waiting:
+        """Read a complete request and have the router place it, now or later.
 
         request_id: from `mint`.  tenant: who the key belongs to, "" when there are no keys.  subset: the endpoints that
         a gateway allows, None when it did not say.  Whatever is raised leaves nothing booked.
@@ -182,10 +185,13 @@ class Picker:
             refusal = refusal_of(error)
             return self.refused(path, headers, refusal.reason, refusal.message, request_id=request_id)
 
-    def _place(self, request: Request, blocks: bytes, headers: Mapping[str, str], body: bytes) -> Placed | Answered:
+    def _place(
+        self, request: Request, blocks: bytes, headers: Mapping[str, str], body: bytes
+    ) -> Placed | Answered | Waiting:
         request_id = request.id
         try:
-            for command in self.driver.feed(Arrived(request, blocks)):
+            commands = self.driver.feed(Arrived(request, blocks))
+            for command in commands:
                 if type(command) is Forward and command.request_id == request_id:
                     return Placed(request, command, self._rewritten(command, request, headers, body))
                 if type(command) is Refuse and command.request_id == request_id:
@@ -194,7 +200,19 @@ class Picker:
             # A plugin may fail after the work was booked.
             self.driver.feed(Ended(request_id))
             raise
-        raise RuntimeError("the router neither forwarded nor refused the request")
+        waiting = Waiting(self, Asked(request, headers, body))
+        for command in commands:
+            if type(command) is Fetch and command.request_id == request_id:
+                waiting.take(command)
+        return waiting
+
+    def carry_out(
+        self, command: Forward | Refuse, request: Request, headers: Mapping[str, str], body: bytes
+    ) -> Placed | Answered:
+        """Return what the router's late word on a request means for it.  Whatever is raised leaves it booked."""
+        if isinstance(command, Forward):
+            return Placed(request, command, self._rewritten(command, request, headers, body))
+        return self._answered(command.refusal, command.api, headers, request.id)
 
     def _rewritten(self, forward: Forward, request: Request, headers: Mapping[str, str], body: bytes) -> bytes:
         injects = self._injects_usage and request.is_streaming

@@ -348,12 +348,13 @@ async def pool(
     tls: ssl.SSLContext | None = None,
     check_key: Any = None,
     clocks: DirectClocks | None = None,
+    router: Router | None = None,
     **settings: Any,
 ) -> AsyncIterator[Pool]:
     """Run a plane in front of so many engines.  config: of the pool; settings: of the plane, over the configured."""
     loaded = load(config, "test")
     accounts: list[Account] = []
-    driver = Driver(Router(loaded, Chance(1)), Fold(), on_account=accounts.append)
+    driver = Driver(router or Router(loaded, Chance(1)), Fold(), on_account=accounts.append)
     picker = Picker(driver, loaded, BlockHasher(7), "0", "run", check_key)
     chosen = msgspec.structs.replace(settings_of(loaded.pool), **settings)
     if clocks is not None:

@@ -21,10 +21,11 @@ CANARY = "the canary sings at midnight"
 class Door:
     """A picker with two endpoints behind it, and a clock that does not move."""
 
-    def __init__(self, config: str = "", check_key: Any = None) -> None:
+    def __init__(self, config: str = "", check_key: Any = None, router: Router | None = None) -> None:
         self.accounts: list[Account] = []
         settings = load(config, "test")
-        self.driver = Driver(Router(settings, Chance(1)), Fold(), on_account=self.accounts.append, clock=lambda: 1.0)
+        router = router or Router(settings, Chance(1))
+        self.driver = Driver(router, Fold(), on_account=self.accounts.append, clock=lambda: 1.0)
         self.picker = Picker(self.driver, settings, BlockHasher(7), "0", "run", check_key)
         for number in (1, 2):
             name = f"10.0.0.{number}:8000"

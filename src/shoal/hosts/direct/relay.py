@@ -1,8 +1,8 @@
 """One request between its client and an engine: placed, sent, tried again, spliced, recorded.
 
-Owns the order of things after a request is complete.  Until the first byte of the answer's body nothing has gone to the
-client, so the request can go to another engine; from then on bytes pass as they come.  Where a body ends is `splice`'s,
-heads on their way are `passing`'s, connections are `pools`' and `clients`'.
+Owns the order of things after a request is complete, whether the router answers at once or later.  Until the first byte
+of the answer's body nothing has gone to the client, so the request can go to another engine; from then on bytes pass as
+they come.  Where a body ends is `splice`'s, heads on their way are `passing`'s, connections `pools`' and `clients`'.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from shoal.hosts.direct.splice import Splice
 from shoal.hosts.direct.tails import NO_USAGE, keeps_first, usage_of
 from shoal.hosts.direct.tunnels import Tunnel
 from shoal.hosts.logs import Log
-from shoal.hosts.picker import Answered
+from shoal.hosts.picker import Answered, Placed
+from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
 from shoal.routing import Ended, Recorded
 
@@ -69,6 +70,7 @@ class Relay:
         "_started_at",
         "_tries",
         "_ttft_s",
+        "_waiting",
         "dialling",
         "tunnel",
     )
@@ -101,6 +103,7 @@ class Relay:
         self._tries = 0
         self._held_at = 0.0
         self._seen = -1
+        self._waiting: Waiting | None = None
         self.dialling: asyncio.Task[None] | asyncio.TimerHandle | None = None
         self.tunnel: Tunnel | None = None
         # _client_id, _placed, _pool, _request_id, _start: from `start` on.
@@ -108,22 +111,51 @@ class Relay:
     # ------------------------------------------------------------------ on the way to an engine
 
     def start(self, tenant: str) -> None:
-        """Ask the router and send the request, or answer what it is refused with."""
-        plane, head, client, body = self._plane, self._head, self._client, self._body
-        picker, target = plane.picker, head.target
+        """Ask the router and send the request, or answer what it is refused with, as soon as the router has decided."""
+        head, body = self._head, self._body
+        picker, target = self._plane.picker, head.target
         self._request_id = request_id = picker.mint()
         try:
             placed = picker.ask(request_id, target.method, target.path, head.headers, body, tenant)
-        except Exception:
-            picker.driver.fold.unplaced.add()
-            log.exception("a request could not be placed")
-            self._drop_body()
-            client.answer_error(500, replies.FAULT)
+        except Exception as error:
+            self._unplaced(error)
             return
-        if isinstance(placed, Answered):
-            self._drop_body()
-            client.answer(placed.status, placed.headers, placed.body)
-            return
+        if type(placed) is Placed:
+            self._send(placed)
+        elif isinstance(placed, Waiting):
+            self._wait(placed)
+        elif isinstance(placed, Answered):
+            self._refuse(placed)
+
+    def _wait(self, waiting: Waiting) -> None:
+        """Keep the request, its body charged even if it came in one piece, until the router has decided."""
+        if not self._charged:
+            self._charged = len(self._body)
+            self._plane.picker.buffered_bytes += self._charged
+        self._waiting = waiting
+        waiting.then(self._decided)
+
+    def _decided(self, placed: Placed | Answered | Exception) -> None:
+        self._waiting = None
+        if isinstance(placed, Placed):
+            self._send(placed)
+        elif isinstance(placed, Answered):
+            self._refuse(placed)
+        else:
+            self._unplaced(placed)
+
+    def _refuse(self, answered: Answered) -> None:
+        self._drop_body()
+        self._client.answer(answered.status, answered.headers, answered.body)
+
+    def _unplaced(self, error: Exception) -> None:
+        self._plane.picker.driver.fold.unplaced.add()
+        log.exception("a request could not be placed", error)
+        self._drop_body()
+        self._client.answer_error(500, replies.FAULT)
+
+    def _send(self, placed: Placed) -> None:
+        plane, head, client, body = self._plane, self._head, self._client, self._body
         plane.active += 1
         self._placed = placed
         self._body = placed.body
@@ -362,6 +394,10 @@ class Relay:
         if clocks.stream_s and now - self._started_at >= clocks.stream_s:
             self._time_out("DT", is_failure=False)
             return now
+        if self._waiting is not None:
+            # How long it may wait is the router's business.
+            self._quiet_since = now
+            return self._plane.next_look(now, self._started_at)
         seen = self._progress()
         if seen != self._seen:
             self._seen, self._quiet_since = seen, now
@@ -383,7 +419,10 @@ class Relay:
     def _time_out(self, flag: str, is_failure: bool) -> None:
         self._flags = flag
         self._stop_dialling()
-        if self.tunnel is not None:
+        if self._waiting is not None:
+            self._stop_waiting()
+            self._client.answer_error(504, replies.no_answer(self._plane.settings))
+        elif self.tunnel is not None:
             self._close_engine()
             self.tunnel.engine_lost()
         elif self._has_begun:
@@ -444,6 +483,9 @@ class Relay:
 
     def leave(self) -> None:
         """The client has gone: the engine need not go on."""
+        if self._waiting is not None:
+            self._stop_waiting()
+            return
         if self.tunnel is not None:
             self.tunnel.client_lost()
             return
@@ -513,6 +555,12 @@ class Relay:
         dialling, self.dialling = self.dialling, None
         if dialling is not None:
             dialling.cancel()
+
+    def _stop_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.cancel()
+        self._drop_body()
 
     def _drop_body(self) -> None:
         """Let go of the request's body, and of what it was charged."""

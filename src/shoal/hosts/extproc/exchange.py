@@ -1,14 +1,17 @@
 """One request's conversation with Envoy: assembles head and body, asks the picker once, answers.
 
 Owns the phases of ext_proc (BUFFERED from our own Envoy, FULL_DUPLEX_STREAMED from others) and nothing else of a
-request: the checks at the door and the question to the router are `hosts.picker`'s.
+request: the checks at the door and the question to the router are `hosts.picker`'s.  Where the router answers later,
+so does the exchange.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from shoal.hosts.extproc import replies
 from shoal.hosts.picker import Answered, Picker, Placed
+from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
 from shoal.routing import Ended, Forward, Recorded
 
@@ -17,6 +20,23 @@ BODY_MODE_NONE = 0
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
+
+
+Send = Callable[[list[bytes] | Exception], None]
+"""Takes replies that come late, or the fault because of which there are none."""
+
+
+class _Late:
+    """What is kept of a request while the router has not answered.  has_trailers: they wait for a reply as well."""
+
+    __slots__ = ("body", "has_trailers", "is_body_phase", "send", "waiting")
+
+    def __init__(self, waiting: Waiting, body: bytes, is_body_phase: bool) -> None:
+        self.waiting = waiting
+        self.body = body
+        self.is_body_phase = is_body_phase
+        self.has_trailers = False
+        self.send: Send | None = None
 
 
 class Exchange:
@@ -31,6 +51,7 @@ class Exchange:
         "_headers",
         "_is_duplex",
         "_key_name",
+        "_late",
         "_method",
         "_path",
         "_picker",
@@ -51,6 +72,7 @@ class Exchange:
         self._headers: dict[str, str] = {}
         self._is_duplex = False
         self._key_name = ""
+        self._late: _Late | None = None
         self._method = self._path = ""
         self._subset: tuple[str, ...] | None = None
         # A gateway that is not ours shows us the response; then we make the record ourselves.
@@ -64,14 +86,14 @@ class Exchange:
     # ------------------------------------------------------------------ messages in
 
     def receive(self, message: Any) -> list[bytes]:
-        """Take one ProcessingRequest and return the replies to send, in order."""
+        """Take one ProcessingRequest and return the replies to send, in order; with none, see `send_late`."""
         phase = message.WhichOneof("request")
         if phase == "request_headers":
             return self._on_headers(message)
         if phase == "request_body":
             return self.receive_body(message.request_body.body, message.request_body.end_of_stream)
         if phase == "request_trailers":
-            return [*(self._decide() if self._is_duplex else ()), replies.CONTINUE_TRAILERS]
+            return self._on_trailers()
         return self._on_response(message, phase)
 
     def _on_headers(self, message: Any) -> list[bytes]:
@@ -116,12 +138,24 @@ class Exchange:
         if not self._is_duplex:
             self._body = [body]
             return self._decide()
-        if self._forward is not None:
+        if self._forward is not None or self._late is not None:
             return []
         self._body.append(body)
         if sum(map(len, self._body)) > self._picker.limits.max_body_bytes:
             return [self._answered(self._picker.too_large(self._path, self._headers))]
         return self._decide() if is_end else []
+
+    def _on_trailers(self) -> list[bytes]:
+        decided = self._decide() if self._is_duplex else []
+        if self._late is not None:
+            self._late.has_trailers = True
+            return decided
+        return [*decided, replies.CONTINUE_TRAILERS]
+
+    def send_late(self, send: Send) -> None:
+        """Have `send` called from the loop when the router has answered, if it is still to do so."""
+        if self._late is not None:
+            self._late.send = send
 
     def _on_response(self, message: Any, phase: str) -> list[bytes]:
         self._ends_itself = True
@@ -151,6 +185,8 @@ class Exchange:
     # ------------------------------------------------------------------ the decision
 
     def _decide(self, is_body_phase: bool = True) -> list[bytes]:
+        if self._late is not None:
+            return []
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._uncharge()
         self._body = []
@@ -162,10 +198,34 @@ class Exchange:
         placed = picker.ask(
             self.request_id, self._method, self._path, self._headers, body, self._key_name, self._subset
         )
+        if type(placed) is Waiting:
+            self._wait(placed, body, is_body_phase)
+            return []
+        return self._reply(placed, body, is_body_phase)
+
+    def _reply(self, placed: Placed | Answered, body: bytes, is_body_phase: bool) -> list[bytes]:
         if isinstance(placed, Answered):
             return [self._answered(placed)]
         self._forward = placed.forward
         return self._send(placed, body, is_body_phase)
+
+    def _wait(self, waiting: Waiting, body: bytes, is_body_phase: bool) -> None:
+        """Keep the request, and its body charged, until the router answers."""
+        self._late = _Late(waiting, body, is_body_phase)
+        self._charged_bytes = len(body)
+        self._picker.buffered_bytes += len(body)
+        waiting.then(self._answer_late)
+
+    def _answer_late(self, placed: Placed | Answered | Exception) -> None:
+        late, self._late = self._late, None
+        self._uncharge()
+        if late is None or late.send is None:
+            return
+        if isinstance(placed, Exception):
+            late.send(placed)
+            return
+        answers = self._reply(placed, late.body, late.is_body_phase)
+        late.send([*answers, replies.CONTINUE_TRAILERS] if late.has_trailers else answers)
 
     def _send(self, placed: Placed, body: bytes, is_body_phase: bool) -> list[bytes]:
         picker, forward = self._picker, placed.forward
@@ -205,6 +265,9 @@ class Exchange:
         """The stream is over: release what it held, once."""
         self._uncharge()
         self._body = []
+        late, self._late = self._late, None
+        if late is not None:
+            late.waiting.cancel()
         if self._forward is None:
             return
         driver, forward, self._forward = self._picker.driver, self._forward, None

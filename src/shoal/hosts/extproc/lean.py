@@ -9,6 +9,7 @@ import contextlib
 import logging
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from envoy.service.accesslog.v3 import als_pb2
@@ -139,6 +140,9 @@ class Call:
         """The client has said everything; return the last replies."""
         return []
 
+    def send_late(self, send: Callable[[list[bytes] | Exception], None]) -> None:
+        """Have `send` called when replies come that `take` could not give yet."""
+
     def gone(self) -> None:
         """The call is over, however; told once."""
 
@@ -163,9 +167,13 @@ class ProcessCall(Call):
             return self._exchange.receive(pb.ProcessingRequest.FromString(joined(message)))
         except DecodeError:
             raise
-        except Exception:
-            streams.note_unplaced(self._picker)
+        except Exception as error:
+            streams.note_unplaced(self._picker, error)
             raise
+
+    def send_late(self, send: Callable[[list[bytes] | Exception], None]) -> None:
+        """The router may answer in a later step."""
+        self._exchange.send_late(send)
 
     def gone(self) -> None:
         """Release what the request holds."""
@@ -310,8 +318,11 @@ class Peer(asyncio.Protocol):
             elif data:
                 size = len(data)
                 if size >= _PREFIX_BYTES and _unpack_prefix(data) == (0, size - _PREFIX_BYTES):
-                    for reply in call.take([data[_PREFIX_BYTES:]]):
+                    replies = call.take([data[_PREFIX_BYTES:]])
+                    for reply in replies:
                         self._reply(stream_id, call, reply)
+                    if not replies:
+                        call.send_late(partial(self._send_late, stream_id, call))
                 else:
                     self._take_parts(stream_id, call, Deframer(self._server.max_message_bytes), data)
         except Exception as error:
@@ -324,8 +335,11 @@ class Peer(asyncio.Protocol):
 
     def _take_parts(self, stream_id: int, call: Call, deframer: Deframer, data: memoryview) -> None:
         for message in deframer.feed(data):
-            for reply in call.take(message):
+            replies = call.take(message)
+            for reply in replies:
                 self._reply(stream_id, call, reply)
+            if not replies:
+                call.send_late(partial(self._send_late, stream_id, call))
         call.deframer = None if deframer.is_between else deframer
 
     def _reply(self, stream_id: int, call: Call, message: bytes) -> None:
@@ -335,6 +349,16 @@ class Peer(asyncio.Protocol):
         else:
             call.has_head = True
             self._http2.send_data(stream_id, message, HEAD)
+
+    def _send_late(self, stream_id: int, call: Call, replies: list[bytes] | Exception) -> None:
+        """Send what could not be said at once; a call that is gone is not told of."""
+        if isinstance(replies, Exception):
+            streams.note_unplaced(self._server.picker, replies)
+            self._fail(stream_id, call, replies)
+        else:
+            for reply in replies:
+                self._reply(stream_id, call, reply)
+        self._flush()
 
     def _finish(self, stream_id: int, call: Call) -> None:
         if not self._http2.is_open(stream_id):
@@ -394,11 +418,11 @@ class Peer(asyncio.Protocol):
 
 
 class LeanServer:
-    """The server of one worker; `start` it, `stop` it."""
+    """The server of one worker; `start` it, `stop` it.  picker: asked by its calls."""
 
     def __init__(self, picker: Picker, path: str) -> None:
         self.loop = asyncio.get_running_loop()
-        self._picker = picker
+        self.picker = picker
         self._path = path
         self._is_serving = False
         self._is_stopping = False
@@ -416,12 +440,12 @@ class LeanServer:
     @property
     def max_message_bytes(self) -> int:
         """Longer messages are refused; never less than what one frame brings."""
-        return self._picker.limits.max_body_bytes + MESSAGE_OVERHEAD_BYTES
+        return self.picker.limits.max_body_bytes + MESSAGE_OVERHEAD_BYTES
 
     @property
     def is_draining(self) -> bool:
         """Whether another worker takes over."""
-        return self._picker.draining.is_set()
+        return self.picker.draining.is_set()
 
     async def start(self) -> None:
         """Listen."""
@@ -452,7 +476,7 @@ class LeanServer:
             self._watch.cancel()
 
     async def _end_records(self) -> None:
-        await self._picker.draining.wait()
+        await self.picker.draining.wait()
         for peer in list(self._peers):
             peer.end_records()
 

@@ -5,6 +5,7 @@ served by `lean`.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -71,24 +72,59 @@ async def set_serving(health_service: HealthServicer, is_serving: bool) -> None:
         await health_service.set(name, serving if is_serving or name == LIVENESS else stopped)
 
 
+class _LateReplies:
+    """The replies of one stream that could not be given at once.  writing: the task that sends them."""
+
+    def __init__(self, picker: Picker, context: Any) -> None:
+        self._picker = picker
+        self._context = context
+        self.writing: asyncio.Task[None] | None = None
+
+    def send(self, replies: list[bytes] | Exception) -> None:
+        """Send them, or end the stream because of a fault."""
+        self.writing = asyncio.ensure_future(self._write(replies))
+
+    async def _write(self, replies: list[bytes] | Exception) -> None:
+        if isinstance(replies, Exception):
+            note_unplaced(self._picker, replies)
+            # It ends the call; the task that reads is told by grpc.
+            with contextlib.suppress(grpc.aio.AbortError):
+                await self._context.abort(grpc.StatusCode.INTERNAL, "not placed")
+            return
+        for reply in replies:
+            await self._context.write(reply)
+
+    def cancel(self) -> None:
+        """The stream is over."""
+        if self.writing is not None:
+            self.writing.cancel()
+
+
 def _ext_proc_handler(picker: Picker) -> Any:
     async def process(_: Any, context: Any) -> None:
         exchange = Exchange(picker)
         read, write = context.read, context.write
+        late = _LateReplies(picker, context)
         try:
             while True:
                 message = await read()
                 if message is END:
                     return
+                if late.writing is not None:
+                    # One write at a time.
+                    await late.writing
                 try:
                     answers = exchange.receive(message)
-                except Exception:
-                    note_unplaced(picker)
+                except Exception as error:
+                    note_unplaced(picker, error)
                     raise
                 for answer in answers:
                     await write(answer)
+                if not answers:
+                    exchange.send_late(late.send)
         finally:
             exchange.end()
+            late.cancel()
 
     return grpc.method_handlers_generic_handler(
         EXT_PROC,

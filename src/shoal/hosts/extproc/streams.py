@@ -21,14 +21,14 @@ HEALTH_SERVICES = ("", LIVENESS, "readiness", EXT_PROC)
 MESSAGE_OVERHEAD_BYTES = 1 << 20
 
 
-def note_unplaced(picker: Picker) -> None:
-    """Count and log the exception under way; the stream has to end with an error.
+def note_unplaced(picker: Picker, error: Exception) -> None:
+    """Count and log what went wrong with a request; the stream has to end with an error.
 
     A bug in a decision or a plugin costs this request its placement, not its answer: ending the stream lets Envoy apply
     the failure mode that the operator chose.
     """
     picker.driver.fold.unplaced.add()
-    log.exception("a request could not be placed; Envoy applies its failure mode")
+    log.error("a request could not be placed; Envoy applies its failure mode", exc_info=error)
 
 
 def take_records(picker: Picker, message: Any) -> None:
