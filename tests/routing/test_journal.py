@@ -1,11 +1,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shoal.kernel import InvalidInput
 from shoal.routing import Ticked
+from shoal.routing.events import PeerLeft, PeerSynced, PeerTaught, PeerTold
 from shoal.routing.journal import MAGIC, Opening, Step, encode, frames, read, replay
-from tests.routing.script import Pool
+from shoal.routing.news import PeerBooked, PeerReleased
+from tests.routing.script import Pool, blocks_of
 
 
 def recorded(requests: int = 60) -> tuple[Opening, list[Step]]:
@@ -24,10 +27,25 @@ def recorded(requests: int = 60) -> tuple[Opening, list[Step]]:
         sent = pool.send(f"p{number % 7}", 640 + 64 * (number % 5), model="gpt" if number % 3 else "m")
         if number % 4:
             sent.finish(prompt_tokens=700, cached_tokens=100, completion_tokens=9, response_bytes=2000)
+        if number % 5 == 0:
+            booked = PeerBooked(number, f"e{number % 4}", 640, 256, blocks_of(f"p{number % 7}", 640))
+            pool.feed(PeerTold("x", (booked, PeerReleased(max(0, number - 10)))))
         pool.now += 0.25
+    pool.feed(PeerSynced("x", (PeerBooked(3, "e1", 64, 256),), 0, 30))
+    pool.feed(taught())
+    pool.feed(PeerLeft("x"))
     pool.now += 60
     pool.feed(Ticked())
     return Opening(9, config, False), steps
+
+
+def taught() -> PeerTaught:
+    """What another router that served the same prompts hands over."""
+    other = Pool(seed=3)
+    for number in range(20):
+        other.send(f"p{number % 7}", 640).finish(prompt_tokens=700, cached_tokens=100)
+    head = other.router.teach("x")
+    return structs.replace(head, rows=other.router.teach_rows("x", 0, head.clock)[0].rows)
 
 
 def written(opening: Opening, steps: list[Step]) -> bytes:

@@ -5,9 +5,12 @@ Owns the counts of blocks sent to each endpoint.  Does not know single blocks, r
 
 from array import array
 from bisect import bisect_left
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
+from shoal.kernel import InvalidInput
 from shoal.prefix.hashing import BLOCK_TOKENS
 from shoal.prefix.sets import mask_of, slots_of
 
@@ -29,6 +32,20 @@ def capacity_blocks(num_blocks: int, block_size_tokens: int) -> int:
     gone and there costs a prefill on another endpoint and the copy there.
     """
     return max(_SMALLEST, int(num_blocks * block_size_tokens / BLOCK_TOKENS * _GENEROSITY))
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=UNLIMITED)]
+
+
+class HorizonState(msgspec.Struct, frozen=True, array_like=True):
+    """All that is known of one endpoint's memory, for another router.  marks: (clock, blocks until then)."""
+
+    stamp: _Count = 0
+    total: _Count = 0
+    capacity: _Count = UNLIMITED
+    limit: _Count = UNLIMITED
+    spacing: Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED)] = _SMALLEST
+    marks: Annotated[tuple[tuple[_Count, _Count], ...], msgspec.Meta(max_length=2 * _MARKS)] = ()
 
 
 class Horizon:
@@ -91,6 +108,22 @@ class Horizon:
             self.stamp = self._clocks.pop(0) + 1
             self._totals.pop(0)
 
+    def state(self) -> HorizonState:
+        """Return all that is known, for another router."""
+        marks = tuple(zip(self._clocks.tolist(), self._totals.tolist(), strict=True))
+        return HorizonState(self.stamp, self.total, self._capacity, self.limit, self._spacing, marks)
+
+    def take(self, state: HorizonState) -> None:
+        """Go on from what another router knew; a limit that is known here stays.  Raises InvalidInput."""
+        clocks, totals = [clock for clock, _ in state.marks], [total for _, total in state.marks]
+        if clocks != sorted(clocks) or totals != sorted(totals) or (totals and totals[-1] > state.total):
+            raise InvalidInput("the marks of a handed-over horizon go back")
+        self.stamp, self.total, self._spacing = state.stamp, state.total, state.spacing
+        self._clocks, self._totals = array("q", clocks), array("q", totals)
+        if self.limit == UNLIMITED and state.limit != UNLIMITED:
+            self.set_limit(state.limit)
+        self._capacity = min(max(state.capacity, self._floor), self.limit)
+
     def age(self, stamp: int) -> int:
         """Return how many blocks came after `stamp`, rounded down to the next mark."""
         mark = bisect_left(self._clocks, stamp)
@@ -150,6 +183,16 @@ class Horizons:
         self._slots[slot] = Horizon(stamp, self._epoch)
         self._slots[slot].set_limit(limit)
         self._move(slot)
+
+    def take(self, slot: int, state: HorizonState) -> None:
+        """Go on with a slot from what another router knew.  Raises InvalidInput."""
+        self._slots[slot].take(state)
+        self._move(slot)
+
+    def later_than(self, clock: int) -> int:
+        """Return the set of slots that are believed to hold nothing from `clock` or before."""
+        slots = np.flatnonzero(self._stamps[: len(self._slots)] > clock)
+        return mask_of(slots, int(slots[-1]) + 1) if len(slots) else 0
 
     def advance(self, slot: int, clock: int, blocks: int) -> None:
         """Count `blocks` that came to `slot` at `clock` and were not there."""

@@ -4,14 +4,17 @@ Owns the meaning of stamps, sets and horizons, and answers in blocks.  Where row
 is `sets`', how far an endpoint remembers is `horizon`'s.  It keeps nothing per request, and is never told the time.
 """
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.kernel import InvalidInput
+from shoal.prefix.handover import IndexRows, give_rows, take_rows
 from shoal.prefix.hashing import REACH, SPANS, Blocks, hashes_within
-from shoal.prefix.horizon import UNLIMITED, Horizons
+from shoal.prefix.horizon import UNLIMITED, Horizons, HorizonState
 from shoal.prefix.match import Expectation, Match, Run
 from shoal.prefix.sets import ID_BITS, MAX_SLOTS, HolderSets
 from shoal.prefix.table import ROW_BYTES, BlockTable, Entries, Rows
@@ -22,6 +25,9 @@ what 500 engines with 450,000 tokens of KV cache hold."""
 
 Spans = npt.NDArray[np.int64]
 """Blocks that each of some hashes covers."""
+
+MAX_CLOCK = 1 << 46
+"""More uses than a router sees in its life; a clock beyond it is no clock."""
 
 _ID_MASK = (1 << ID_BITS) - 1
 _SETS_SHARE = 8
@@ -324,6 +330,35 @@ class EstimatedIndex:
         cached = cached_tokens * expectation.total // prompt_tokens
         if horizon.learn(expectation.blocks, cached, expectation.age):
             self._horizons.advance(expectation.slot, self._clock, expectation.blocks - cached)
+
+    # ------------------------------------------------------------------ handing over
+
+    @property
+    def clock(self) -> int:
+        """The stamp of the last use."""
+        return self._clock
+
+    def horizon(self, slot: int) -> HorizonState:
+        """Return what is known of an endpoint's memory, for another router."""
+        return self._horizons[slot].state()
+
+    def give(self, at: int, clock: int) -> tuple[IndexRows, int | None]:
+        """Return rows from row `at` on, and where to go on; see `handover.give_rows`."""
+        return give_rows(self._table, self._sets, self._horizons, at, clock)
+
+    def begin_taking(self, clock: int, horizons: Sequence[tuple[int, HorizonState]]) -> None:
+        """Go on from another router's clock and what it knew of endpoints, by own slot.  Raises InvalidInput."""
+        if not 0 < clock < MAX_CLOCK:
+            raise InvalidInput(f"the clock of a handed-over index is {clock}")
+        if any(max([state.stamp, *(at for at, _ in state.marks)]) > clock + 1 for _, state in horizons):
+            raise InvalidInput("a handed-over horizon is ahead of its clock")
+        self._clock = max(self._clock, clock)
+        for slot, state in horizons:
+            self._horizons.take(slot, state)
+
+    def take(self, rows: IndexRows, slots: Sequence[int]) -> int:
+        """Add another router's rows that are not here, and return how many; see `handover.take_rows`."""
+        return take_rows(self._table, self._sets, rows, slots, self._clock)
 
     def capacity(self, slot: int) -> int:
         """Return how many blocks the endpoint is assumed to hold now (`UNLIMITED` when nothing is known)."""

@@ -136,6 +136,30 @@ class BlockTable:
             hashes, buckets = hashes[~is_placed], buckets[~is_placed]
         return gave_way[0] if len(gave_way) == 1 else np.concatenate([_NO_ENTRIES, *gave_way])
 
+    def cut(self, start: int, end: int) -> tuple[Blocks, Entries]:
+        """Return keys and entries of the rows from `start` up to `end`, free ones included; to be read at once."""
+        return self._flat_keys[start:end], self._flat_entries[start:end]
+
+    def adopt(self, hashes: Blocks, entries: Entries) -> Entries:
+        """Give each of `hashes`, distinct and without a row, a row with its own entry; return what gave way.
+
+        As `place`, but the stamps differ: what is older than all in its bucket finds no room.
+        """
+        gave_way = []
+        while len(hashes):
+            buckets = (hashes % self._buckets).view(np.intp)
+            rows = buckets * WAYS + self._entries.take(buckets, axis=0).argmin(axis=1)
+            rows, first = np.unique(rows, return_index=True)
+            old, new = self._flat_entries.take(rows), entries[first]
+            is_open = old >> np.uint64(ID_BITS) < new >> np.uint64(ID_BITS)
+            self._flat_keys[rows[is_open]] = hashes[first[is_open]]
+            self._flat_entries[rows[is_open]] = new[is_open]
+            gave_way.append(old[is_open])
+            rest = np.ones(len(hashes), np.bool_)
+            rest[first] = False
+            hashes, entries = hashes[rest], entries[rest]
+        return np.concatenate([_NO_ENTRIES, *gave_way])
+
 
 _NO_ENTRIES: Entries = np.zeros(0, np.uint64)
 

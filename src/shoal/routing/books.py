@@ -1,8 +1,11 @@
 """What is in flight: one booking per forwarded request, written at dispatch and closed once.
 
-Owns the in-flight columns of the fleet.  Uncached prompt work drains as a fluid at the pace that the endpoint was seen
-to prefill at, since no data plane tells the end of a prefill; the requests in flight bound it.
+Owns the in-flight columns of the fleet, for own requests and for those of peers.  Uncached prompt work
+drains as a fluid at the pace that the endpoint was seen to prefill at, since no data plane tells the end of a prefill;
+the requests in flight bound it.
 """
+
+from typing import Protocol
 
 import numpy as np
 
@@ -19,7 +22,8 @@ class Flight:
 
     work_tokens: uncached tokens ahead of it and its own, at dispatch.  member: where it is booked, None once it ended.
     blocks: dropped when it is closed.  matched: what each candidate was believed to hold of the prompt, in tokens, one
-    figure where it is the same for all.  served_id: who answered, once recorded.
+    figure where it is the same for all.  served_id: who answered, once recorded.  number: what peers know it by, 0
+    while none was told.
     """
 
     __slots__ = (
@@ -32,6 +36,7 @@ class Flight:
         "matched",
         "matched_tokens",
         "member",
+        "number",
         "outcome",
         "output_tokens",
         "request",
@@ -58,30 +63,51 @@ class Flight:
         self.output_tokens = float(min(asked, ASSUMED_OUTPUT_TOKENS) if asked else ASSUMED_OUTPUT_TOKENS)
         self.served_id = ""
         self.work_tokens = 0.0
+        self.number = 0
+
+
+class Listener(Protocol):
+    """Who is told of every change of the own bookings."""
+
+    def booked(self, flight: Flight, member: Member) -> None: ...
+
+    def moved(self, flight: Flight, member: Member) -> None: ...
+
+    def released(self, flight: Flight) -> None: ...
 
 
 class Books:
-    """Bookings and releases on the fleet's columns."""
+    """Bookings and releases on the fleet's columns.
 
-    __slots__ = ("_fleet", "inflight")
+    inflight: own requests.  listener: told of own bookings, None while nobody has to know.
+    """
+
+    __slots__ = ("_fleet", "inflight", "listener")
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.inflight = 0
+        self.listener: Listener | None = None
 
     def book(self, flight: Flight, member: Member, now: float) -> None:
         """Count the request on `member` from this instant."""
-        cells, row = self._fleet.cells, member.row
         flight.member = member
         flight.uncached_tokens = uncached = float(max(0, flight.request.prompt_tokens - flight.matched_tokens))
+        flight.work_tokens = self.hold(member, uncached, flight.output_tokens, now) + uncached
+        self.inflight += 1
+        if self.listener is not None:
+            self.listener.booked(flight, member)
+
+    def hold(self, member: Member, uncached_tokens: float, output_tokens: float, now: float) -> float:
+        """Count one request in the columns; return the uncached tokens that are ahead of it."""
+        cells, row = self._fleet.cells, member.row
         s_per_token = cells["prefill_s_per_token"][row]
         ahead_s = max(0.0, cells["clear_at"][row] - now)
-        cells["clear_at"][row] = now + ahead_s + uncached * s_per_token
-        cells["booked_uncached_tokens"][row] += uncached
+        cells["clear_at"][row] = now + ahead_s + uncached_tokens * s_per_token
+        cells["booked_uncached_tokens"][row] += uncached_tokens
         cells["inflight_requests"][row] += 1.0
-        cells["inflight_output_tokens"][row] += flight.output_tokens
-        flight.work_tokens = ahead_s / s_per_token + uncached
-        self.inflight += 1
+        cells["inflight_output_tokens"][row] += output_tokens
+        return ahead_s / s_per_token
 
     def release(self, flight: Flight, now: float) -> None:
         """Take the request off the books; a second call does nothing."""
@@ -89,6 +115,12 @@ class Books:
         if member is None:
             return
         self.inflight -= 1
+        self.free(member, flight.uncached_tokens, flight.output_tokens, now)
+        if self.listener is not None:
+            self.listener.released(flight)
+
+    def free(self, member: Member, uncached_tokens: float, output_tokens: float, now: float) -> None:
+        """Take out of the columns what `hold` counted; nothing when the endpoint left meanwhile."""
         if member.row < 0:
             return
         cells, row = self._fleet.cells, member.row
@@ -101,8 +133,8 @@ class Books:
             cells["clear_at"][row] = 0.0
             return
         cells["inflight_requests"][row] = left
-        cells["inflight_output_tokens"][row] -= flight.output_tokens
-        booked = cells["booked_uncached_tokens"][row] - flight.uncached_tokens
+        cells["inflight_output_tokens"][row] -= output_tokens
+        booked = cells["booked_uncached_tokens"][row] - uncached_tokens
         cells["booked_uncached_tokens"][row] = booked
         latest = now + booked * cells["prefill_s_per_token"][row]
         if latest < cells["clear_at"][row]:
@@ -112,8 +144,12 @@ class Books:
         """Book the request on the endpoint that really serves it."""
         if flight.member is None or flight.member is member:
             return
+        listener, self.listener = self.listener, None
         self.release(flight, now)
         self.book(flight, member, now)
+        self.listener = listener
+        if listener is not None:
+            listener.moved(flight, member)
 
     def prefill_s(self, now: float, mean_uncached_tokens: float) -> Floats:
         """Seconds until each endpoint has prefilled what is in flight there, foreign requests at the mean of ours."""

@@ -29,6 +29,8 @@ _COLUMNS: dict[str, float] = {
     "booked_uncached_tokens": 0.0,
     "clear_at": 0.0,
     "foreign_requests": 0.0,
+    "peer_requests": 0.0,
+    "peer_uncached_tokens": 0.0,
     "prefill_s_per_token": DEFAULT_S_PER_TOKEN,
     "request_s": TOKENS_PER_REQUEST * DEFAULT_S_PER_TOKEN,
     "is_trial": 1.0,

@@ -9,6 +9,7 @@ from shoal.routing.books import Books, Flight
 from shoal.routing.candidates import Candidates
 from shoal.routing.fleet import TRIAL_RECORDS, Fleet, Member
 from shoal.routing.health import EjectionPolicy
+from shoal.routing.outbox import Outbox
 from shoal.routing.pace import pool_s_per_token, pool_tpot_s, request_s
 
 # The pool's medians move slowly; they are taken again after this many records.
@@ -22,9 +23,21 @@ MIN_TPOT_TOKENS = 5
 class Lessons:
     """Learning from records."""
 
-    __slots__ = ("_books", "_candidates", "_fleet", "_index", "_pool_output_s", "_pool_token_s", "_since_refit")
+    __slots__ = (
+        "_books",
+        "_candidates",
+        "_fleet",
+        "_index",
+        "_outbox",
+        "_pool_output_s",
+        "_pool_token_s",
+        "_since_refit",
+    )
 
-    def __init__(self, fleet: Fleet, books: Books, candidates: Candidates, index: EstimatedIndex) -> None:
+    def __init__(
+        self, fleet: Fleet, books: Books, candidates: Candidates, index: EstimatedIndex, outbox: Outbox
+    ) -> None:
+        self._outbox = outbox
         self._fleet = fleet
         self._books = books
         self._candidates = candidates
@@ -70,11 +83,13 @@ class Lessons:
         expected = flight.expectation
         if expected is not None and first is not None and (served is not first or not is_prefilled):
             self._index.forget(first.slot, read_blocks(flight.blocks), expected.blocks)
+            self._outbox.forgot(first, flight.blocks, expected.blocks)
         if served is None or served is first:
             return
         self._books.move(flight, served, now)
         if flight.blocks and is_prefilled:
             self._index.add(served.slot, read_blocks(flight.blocks))
+            self._outbox.learnt(served, flight.blocks)
 
     def _measure(self, flight: Flight, served: Member, outcome: Outcome, ttft_s: float) -> None:
         request = flight.request
@@ -100,9 +115,10 @@ class Lessons:
             if not outcome.is_cut and (outcome.completion_tokens or 0) >= MIN_TPOT_TOKENS:
                 tokens = outcome.completion_tokens or MIN_TPOT_TOKENS
                 served.pace.learn_tpot(max(0.0, outcome.duration_s - ttft_s) / (tokens - 1))
-        self._refit(served)
+        self.refit(served)
 
-    def _refit(self, member: Member) -> None:
+    def refit(self, member: Member) -> None:
+        """Bring the columns of an endpoint, and now and then the pool's medians, up to what was learnt."""
         self._since_refit += 1
         if self._since_refit >= RECORDS_PER_REFIT:
             self._since_refit = 0

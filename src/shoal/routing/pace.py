@@ -7,6 +7,8 @@ towards the pool's.  What is booked where is `books`; who is chosen is `scheduli
 from collections.abc import Iterable
 from statistics import median
 
+from shoal.routing.news import PaceState
+
 # One record's weight after n later ones is DECAY**n: a change of speed is half learned after 35 records.
 DECAY = 0.98
 # Before anything was seen: 10,000 tokens/s of prefill, the order of one busy mid-range accelerator.
@@ -58,6 +60,17 @@ class Pace:
         ceiling = max(min(mean_y / max(mean_x, 1.0), MAX_S_PER_TOKEN), MIN_S_PER_TOKEN)
         self.s_per_token = min(max(slope, prior_s_per_token / 50.0, MIN_S_PER_TOKEN), ceiling)
         self.base_s = max(0.0, mean_y - self.s_per_token * mean_x)
+
+    def state(self) -> PaceState:
+        """Return all that was learnt, for another router."""
+        sums = (self.weight, self._sum_wx, self._sum_wxx, self._sum_wy, self._sum_wxy)
+        return PaceState(self.records, sums, self.s_per_token, self.base_s, self.tpot_s)
+
+    def take(self, state: PaceState) -> None:
+        """Go on from what another router learnt."""
+        self.records = state.records
+        self.weight, self._sum_wx, self._sum_wxx, self._sum_wy, self._sum_wxy = state.sums
+        self.s_per_token, self.base_s, self.tpot_s = state.s_per_token, state.base_s, state.tpot_s
 
     def learn_tpot(self, tpot_s: float) -> None:
         """Take in the mean time per output token of one answer."""

@@ -35,6 +35,11 @@ from shoal.routing.events import (
     Event,
     LoadSeen,
     ModelsSeen,
+    PeerJoined,
+    PeerLeft,
+    PeerSynced,
+    PeerTaught,
+    PeerTold,
     Recorded,
     Ticked,
 )
@@ -42,7 +47,9 @@ from shoal.routing.explain import Explanations
 from shoal.routing.fleet import Fleet
 from shoal.routing.lessons import Lessons
 from shoal.routing.models import ModelTable
-from shoal.routing.status import PoolStatus, endpoint_status
+from shoal.routing.outbox import Outbox
+from shoal.routing.peers import Peers, teach
+from shoal.routing.status import PoolStatus, endpoint_status, own_requests
 from shoal.scheduling import Scheduler
 from shoal.scheduling.plugin import FEW
 
@@ -50,7 +57,8 @@ from shoal.scheduling.plugin import FEW
 RECORD_TIMEOUT_S = 30.0
 # What one step may close, so that no step of a journal is large.
 MAX_EXPIRED_PER_STEP = 500
-# After a start, load that others put on the engines is read from their metrics; own books replace it over this time.
+# After a start or the loss of a peer, load that others put on the engines is read from their metrics; own books replace
+# it over this time.
 ADOPTION_S = 20.0
 
 
@@ -58,7 +66,8 @@ class Router:
     """The router machine.  Not thread-safe; one writer.
 
     config: validated.  chance: every draw comes from its streams.  shares_pool: whether other routers send to the same
-    endpoints, so that their load must be read from the engines' metrics for good.
+    endpoints, so that their load must be read from the engines' metrics while no peer tells it.  outbox: what peers
+    have to hear, open while there are any.
     """
 
     def __init__(self, config: RouterConfig, chance: Chance, *, shares_pool: bool = False) -> None:
@@ -78,7 +87,9 @@ class Router:
         self._orphan_records = 0
         self._mean_uncached_tokens = 0.0
         self._candidates = Candidates(self._fleet, self._models)
-        self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index)
+        self.outbox = Outbox(self._books, self._flights)
+        self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index, self.outbox)
+        self._peers = Peers(self._fleet, self._books, self._index, self._lessons)
         self.explanations = Explanations()
         self._config = config
         self._scheduler = Scheduler(config.policy, chance)
@@ -105,7 +116,7 @@ class Router:
             case ModelsSeen():
                 self._models_seen(event)
             case EndpointJoined():
-                self._joined(event)
+                self._joined(event, now)
             case EndpointChanged():
                 self._changed(event)
             case EndpointLeft():
@@ -113,17 +124,24 @@ class Router:
             case Configured():
                 self._apply(load(event.text, "reload"))
             case Ticked():
+                self._peers.expire(now)
                 return self._expire(now)
+            case PeerTold() | PeerJoined() | PeerSynced() | PeerTaught() | PeerLeft():
+                self._peers.handle(event, now)
         return []
 
     def inflight_at(self, endpoint_id: str) -> int:
-        """Requests in flight on an endpoint, 0 for an unknown one."""
+        """Own requests in flight on an endpoint, 0 for an unknown one."""
         member = self._fleet.get(endpoint_id)
-        return int(self._fleet.columns["inflight_requests"][member.row]) if member is not None else 0
+        return own_requests(self._fleet.columns, member.row) if member is not None else 0
 
     def deadline(self) -> float | None:
-        """When the oldest missing record is given up, None when none is missing."""
-        return self._awaiting_record[0][0] if self._awaiting_record else None
+        """When the oldest missing record is given up, or a lost peer's bookings; None when nothing is waited for."""
+        lost_at = self._peers.deadline()
+        if not self._awaiting_record:
+            return lost_at
+        record_at = self._awaiting_record[0][0]
+        return record_at if lost_at is None else min(record_at, lost_at)
 
     # ------------------------------------------------------------------ configuration and fleet
 
@@ -135,12 +153,13 @@ class Router:
         self._models.configure(config.pool.aliases, config.rewrites)
         self._candidates.invalidate()
 
-    def _joined(self, event: EndpointJoined) -> None:
+    def _joined(self, event: EndpointJoined, now: float) -> None:
         known_member = self._fleet.get(event.endpoint.id)
         if known_member is not None:
             self._fleet.join(event.endpoint, event.state, known_member.slot)
             return
-        self._fleet.join(event.endpoint, event.state, self._index.open_slot())
+        member = self._fleet.join(event.endpoint, event.state, self._index.open_slot())
+        self._peers.endpoint_joined(member, now)
 
     def _changed(self, event: EndpointChanged) -> None:
         member = self._fleet.get(event.endpoint_id)
@@ -168,6 +187,15 @@ class Router:
             self._models.update(event.endpoint_id, event.models)
             self._candidates.invalidate()
 
+    def teach(self, peer: str) -> PeerTaught:
+        """Return the first part of what a picker that begins takes over, under the name `peer`; the rows follow."""
+        return teach(peer, self._fleet, self._index)
+
+    def teach_rows(self, peer: str, at: int, clock: int) -> tuple[PeerTaught, int | None]:
+        """Return the index's next rows from row `at` on, and where to go on; clock: of the first part."""
+        rows, more = self._index.give(at, clock)
+        return PeerTaught(peer, rows=rows), more
+
     def _load_seen(self, event: LoadSeen, now: float) -> None:
         member = self._fleet.get(event.endpoint_id)
         if member is None:
@@ -184,7 +212,10 @@ class Router:
         foreign = 0.0
         if signals.running is not None and self._started_at is not None:
             seen = signals.running + (signals.waiting or 0.0)
-            share = 1.0 if self._shares_pool else max(0.0, 1.0 - (now - self._started_at) / ADOPTION_S)
+            # What a lost peer sent goes on behind a gateway, and only the engines know of it then.
+            since = max(self._started_at, self._peers.lost_at)
+            is_blind = self._shares_pool and not self._peers.is_connected
+            share = 1.0 if is_blind else max(0.0, 1.0 - (now - since) / ADOPTION_S)
             foreign = share * max(0.0, seen - float(self._fleet.columns["inflight_requests"][member.row]))
         self._fleet.set_foreign(member, foreign)
 
@@ -362,6 +393,7 @@ class Router:
             requests_total=self._requests_total,
             errors_total=self._errors_total,
             inflight=self._books.inflight,
+            peers=self._peers.gauges(),
             unclosed=len(self._flights),
             orphan_records=self._orphan_records,
             index_entries=gauges.rows,

@@ -11,8 +11,17 @@ from shoal.pool import EndpointState
 from shoal.routing.fleet import Floats, Member
 
 
+class PeerGauges(msgspec.Struct, frozen=True, kw_only=True):
+    """peers: those that are heard.  bookings: theirs, and those of lost ones.  ignored: news that could not be used."""
+
+    peers: int = 0
+    bookings: int = 0
+    ignored: int = 0
+
+
 class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One endpoint.  Totals are of this router; waiting, running and kv_usage_ratio are the engine's own."""
+    """One endpoint.  Totals and what is in flight are of this router, without its peers'; waiting, running and
+    kv_usage_ratio are the engine's own."""
 
     id: str
     address: str
@@ -36,7 +45,7 @@ class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole router.  unclosed: flights with an open booking or a missing record.  orphan_records: records of
-    requests that this router does not know, such as those of the worker before it."""
+    requests that this router does not know, such as those of the worker before it.  peers: the other pickers."""
 
     endpoints: list[EndpointStatus]
     requests_total: int
@@ -48,6 +57,18 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     index_bytes: int
     index_budget_bytes: int
     warnings: list[str]
+    peers: PeerGauges = PeerGauges()
+
+
+def own_requests(columns: dict[str, Floats], row: int) -> int:
+    """Requests in flight on an endpoint that are this router's own."""
+    return int(columns["inflight_requests"][row] - columns["peer_requests"][row])
+
+
+def _own_tokens(columns: dict[str, Floats], row: int, uncached_tokens: int) -> int:
+    """The own part of the prompt tokens that an endpoint has still to prefill: all are worked off at one pace."""
+    booked = float(columns["booked_uncached_tokens"][row])
+    return round(uncached_tokens * (1.0 - float(columns["peer_uncached_tokens"][row]) / booked)) if booked else 0
 
 
 def known(value: float) -> float | None:
@@ -73,8 +94,8 @@ def endpoint_status(
         state=state_of(member, now),
         models=models,
         labels=member.endpoint.labels,
-        inflight_requests=int(columns["inflight_requests"][row]),
-        inflight_uncached_tokens=uncached_tokens,
+        inflight_requests=own_requests(columns, row),
+        inflight_uncached_tokens=_own_tokens(columns, row, uncached_tokens),
         waiting=known(columns["waiting"][row]),
         running=known(columns["running"][row]),
         kv_usage_ratio=known(columns["kv_usage"][row]),
