@@ -274,6 +274,18 @@ def test_a_beginner_that_is_taught_knows_prompts_and_speeds() -> None:
     assert not any(endpoint.is_trial for endpoint in new.router.status().endpoints)
 
 
+def test_the_speed_that_a_peer_measured_is_learnt_as_ones_own() -> None:
+    gossip = Gossip(2, 2)
+    for number in range(40):
+        tokens = 640 * (1 + number % 10)
+        sent = gossip.send(0, f"p{number}", tokens)
+        sent.finish(prompt_tokens=tokens, cached_tokens=0, ttft_s=tokens * 5e-4, completion_tokens=9)
+        gossip.deliver()
+    (own, told) = ([each.prefill_tokens_per_s for each in pool.router.status().endpoints] for pool in gossip.pools)
+    assert told == pytest.approx(own, rel=0.01)
+    assert max(own) < 5_000
+
+
 def test_a_part_that_makes_no_sense_is_counted_and_left() -> None:
     pool = Pool()
     pool.feed(PeerTaught("x", clock=1 << 60))

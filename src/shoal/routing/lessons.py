@@ -110,12 +110,22 @@ class Lessons:
         served.ttft_s_avg = ttft_s if served.ttft_s_avg is None else 0.9 * served.ttft_s_avg + 0.1 * ttft_s
         # A plain answer's first byte comes with its last: only streams tell the time of prefill.
         if request.is_streaming and is_chosen and request.prompt_tokens and outcome.status == 200:
-            work = flight.work_tokens - flight.uncached_tokens + own_tokens
-            served.pace.learn(max(0.0, work), ttft_s, self._pool_token_s)
+            work = max(0.0, flight.work_tokens - flight.uncached_tokens + own_tokens)
+            tpot_s = 0.0
             if not outcome.is_cut and (outcome.completion_tokens or 0) >= MIN_TPOT_TOKENS:
                 tokens = outcome.completion_tokens or MIN_TPOT_TOKENS
-                served.pace.learn_tpot(max(0.0, outcome.duration_s - ttft_s) / (tokens - 1))
-        self.refit(served)
+                tpot_s = max(0.0, outcome.duration_s - ttft_s) / (tokens - 1)
+            self._outbox.measured(served, work, ttft_s, tpot_s)
+            self.measured(served, work, ttft_s, tpot_s)
+        else:
+            self.refit(served)
+
+    def measured(self, member: Member, work_tokens: float, ttft_s: float, tpot_s: float) -> None:
+        """Learn an endpoint's speed from one request, whichever picker saw it.  tpot_s: 0.0 when it says nothing."""
+        member.pace.learn(work_tokens, ttft_s, self._pool_token_s)
+        if tpot_s > 0.0:
+            member.pace.learn_tpot(tpot_s)
+        self.refit(member)
 
     def refit(self, member: Member) -> None:
         """Bring the columns of an endpoint, and now and then the pool's medians, up to what was learnt."""

@@ -65,7 +65,20 @@ class PeerLearnt(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     blocks: Hashes
 
 
-News = PeerBooked | PeerReleased | PeerMoved | PeerForgot | PeerLearnt
+class PeerMeasured(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """How fast an endpoint worked: uncached tokens up to the first one, the time until then, and that per output token.
+
+    Pickers that judge one machine by different samples send the same prompt to different machines.  tpot_us: 0 when it
+    says nothing.
+    """
+
+    endpoint_id: Name
+    work_tokens: Tokens
+    ttft_us: Number
+    tpot_us: Number = 0
+
+
+News = PeerBooked | PeerReleased | PeerMoved | PeerForgot | PeerLearnt | PeerMeasured
 
 
 class PaceState(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,16 @@ from itertools import islice
 
 from shoal.routing.books import Books, Flight
 from shoal.routing.fleet import Member
-from shoal.routing.news import MAX_BOOKINGS_PER_PART, News, PeerBooked, PeerForgot, PeerLearnt, PeerMoved, PeerReleased
+from shoal.routing.news import (
+    MAX_BOOKINGS_PER_PART,
+    News,
+    PeerBooked,
+    PeerForgot,
+    PeerLearnt,
+    PeerMeasured,
+    PeerMoved,
+    PeerReleased,
+)
 
 
 class Outbox:
@@ -86,6 +95,13 @@ class Outbox:
         """Note that an endpoint got a prompt that was meant for another."""
         if self.is_open:
             self._news.append(PeerLearnt(member.endpoint.id, blocks))
+
+    def measured(self, member: Member, work_tokens: float, ttft_s: float, tpot_s: float) -> None:
+        """Note how fast an endpoint worked on one request."""
+        if self.is_open:
+            self._news.append(
+                PeerMeasured(member.endpoint.id, int(work_tokens), round(ttft_s * 1e6), round(tpot_s * 1e6))
+            )
 
     def _number(self, flight: Flight) -> None:
         self._last += 1

@@ -10,7 +10,7 @@ from shoal.routing.books import Books
 from shoal.routing.events import EndpointKnown, PeerEvent, PeerJoined, PeerLeft, PeerSynced, PeerTaught, PeerTold
 from shoal.routing.fleet import TRIAL_RECORDS, Fleet, Member
 from shoal.routing.lessons import Lessons
-from shoal.routing.news import News, PeerBooked, PeerForgot, PeerLearnt, PeerMoved, PeerReleased
+from shoal.routing.news import News, PeerBooked, PeerForgot, PeerLearnt, PeerMeasured, PeerMoved, PeerReleased
 from shoal.routing.status import PeerGauges
 
 EXPIRY_S = 2.0
@@ -143,6 +143,10 @@ class Peers:
                 self._index.forget(member.slot, read_blocks(news.blocks), news.keep)
         elif type(news) is PeerLearnt:
             self._add(self._fleet.get(news.endpoint_id), news.blocks)
+        elif type(news) is PeerMeasured:
+            member = self._fleet.get(news.endpoint_id)
+            if member is not None:
+                self._lessons.measured(member, float(news.work_tokens), news.ttft_us / 1e6, news.tpot_us / 1e6)
 
     def _book(self, peer: _Peer, booked: PeerBooked, now: float) -> None:
         """Count a booking once, however often it is told."""
