@@ -1,7 +1,8 @@
-"""Who holds which prefix: block hashes of prompts, and the estimated index over them.
+"""Who holds which prefix: block hashes of prompts, the estimated index over them, and the exact one.
 
-Here belongs what turns prompt bytes into hashes and remembers which endpoint was sent which blocks.  How a match is
-weighed against load is `scheduling`'s; when to ask and to add is `routing`'s.
+Here belongs what turns prompts into hashes and remembers which endpoint was sent which blocks, or says that it holds
+them.  How a match is weighed against load is `scheduling`'s; when to ask and to add is `routing`'s.  What belongs to KV
+events is imported from its own module: `tokens`, `ledger`, `exact`.
 """
 
 from shoal.prefix.hashing import BLOCK_BYTES, BLOCK_TOKENS, MAX_BLOCKS, BlockHasher, Blocks, read_blocks

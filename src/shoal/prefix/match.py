@@ -1,6 +1,6 @@
-"""The answers of the index: how much of a prompt is held where, and what a dispatch expects of it.
+"""The answers of the indexes: how much of a prompt is held where, and what a dispatch expects of it.
 
-Values only; `index` makes them.
+Values only; `index` and `exact` make them.
 """
 
 from typing import NamedTuple
@@ -8,7 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shoal.pool.kvevents import Tier
 from shoal.prefix.sets import slots_of
+
+TIERS = tuple(Tier)
+"""From the fastest to the slowest; a block on several counts as on the first of them."""
 
 # Up to so many holders the plain way is faster than the one made for many.
 _FEW = 6
@@ -70,3 +74,67 @@ class Expectation(NamedTuple):
     blocks: int
     total: int
     age: int
+
+
+class Leading(NamedTuple):
+    """A stretch of a prompt that the same places hold in the same way.
+
+    places: those that hold it and all before it, as a set with the bit `place * len(TIERS)`.  holders: a bit more for
+    each tier, and for places that hold this stretch but not all before it.
+    """
+
+    places: int
+    holders: int
+    blocks: int
+
+
+class ExactMatch(NamedTuple):
+    """How much of one prompt each publisher of KV events is known to hold.
+
+    total: blocks of the request.  stretches: the prompt as far as any one holds it.  place_of: the place of each slot.
+    """
+
+    total: int
+    stretches: list[Leading]
+    place_of: npt.NDArray[np.int64]
+
+    def held(self, slot: int) -> int:
+        """Leading blocks held by one slot, on any tier."""
+        return sum(self.by_tier(slot))
+
+    def by_tier(self, slot: int) -> tuple[int, ...]:
+        """Leading blocks held by one slot on each of `TIERS`, each block counted on the fastest that has it."""
+        counts = [0] * len(TIERS)
+        shift = int(self.place_of[slot]) * len(TIERS)
+        for places, holders, blocks in self.stretches:
+            if not places >> shift & 1:
+                break
+            tiers = holders >> shift
+            counts[(tiers & -tiers).bit_length() - 1] += blocks
+        return tuple(counts)
+
+    @property
+    def blocks(self) -> npt.NDArray[np.int32]:
+        """Leading blocks held by each slot, on any tier."""
+        held = np.zeros(int(self.place_of.max(initial=0)) + 1, np.int32)
+        depth = 0
+        for number, (places, _, blocks) in enumerate(self.stretches):
+            depth += blocks
+            after = self.stretches[number + 1].places if number + 1 < len(self.stretches) else 0
+            if places != after:
+                held[slots_of(places ^ after) // len(TIERS)] = depth
+        return held.take(self.place_of)
+
+    @property
+    def tiers(self) -> npt.NDArray[np.int32]:
+        """The same on each of `TIERS`: shape (tiers, slots)."""
+        counts = np.zeros((len(TIERS), int(self.place_of.max(initial=0)) + 1), np.int32)
+        for places, holders, blocks in self.stretches:
+            for number in range(len(TIERS)):
+                if not places:
+                    break
+                here = holders >> number & places
+                if here:
+                    counts[number, slots_of(here) // len(TIERS)] += blocks
+                    places ^= here
+        return counts.take(self.place_of, axis=1)

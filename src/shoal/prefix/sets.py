@@ -1,7 +1,7 @@
-"""Interned sets of endpoint slots: a row of the index names its holders by a 16-bit id.
+"""Interned sets of holders: a row of an index names its holders by a 16-bit id.
 
-Owns the sets, their ids and how many rows name each.  A set is an int with bit `slot` for each holder.  Which
-holders are still believed is decided in `index`.
+Owns the sets, their ids and how many rows name each.  A set is an int with a bit for each holder: an endpoint's slot in
+`index`, a slot and a tier in `exact`.  Which holders are still believed is decided there.
 """
 
 import numpy as np
@@ -11,7 +11,6 @@ ID_BITS = 16
 MAX_SLOTS = 4096
 """Endpoints at one time.  Each may need a set of its own, whatever else is interned."""
 
-_MAX_SHARED = (1 << ID_BITS) - MAX_SLOTS
 _OVERHEAD_BYTES = 136
 """List cell, dict entry, id object, int header and count of one set."""
 _SWEEP = 1024
@@ -37,12 +36,28 @@ class HolderSets:
     """Sets by id, with the number of rows that name each.  Id 0 is the empty set: a row with no holder is free.
 
     budget_bytes: what the sets may take in all.  When no more fit, a row keeps only its newest holder, which
-    always has a set: less is known then, never more memory used.
+    always has a set: less is known then, never more memory used.  max_holders: bits that a set may have.  dead: bits
+    that `retire` took out of all sets, to be left out by readers until `wash` has come by.
     """
 
-    __slots__ = ("_budget_bytes", "_cells", "_cursor", "_free", "_ids", "_limit", "_set_bytes", "masks", "rows")
+    __slots__ = (
+        "_budget_bytes",
+        "_cells",
+        "_cursor",
+        "_free",
+        "_ids",
+        "_limit",
+        "_max_shared",
+        "_retired",
+        "_set_bytes",
+        "_washed",
+        "_washing",
+        "dead",
+        "masks",
+        "rows",
+    )
 
-    def __init__(self, budget_bytes: int, free_rows: int) -> None:
+    def __init__(self, budget_bytes: int, free_rows: int, max_holders: int = MAX_SLOTS) -> None:
         self.masks: list[int] = [0]
         self._take_rows(np.zeros(64, np.int64))
         self.rows[0] = free_rows
@@ -51,21 +66,28 @@ class HolderSets:
         self._cursor = 1
         self._budget_bytes = budget_bytes
         self._limit = 0
+        self._max_shared = (1 << ID_BITS) - max_holders
         self._set_bytes = 0
+        self.dead = self._washing = self._retired = 0
+        self._washed = 1
         self.widen(1)
 
     def __len__(self) -> int:
-        return len(self._ids) - 1
+        return len(self.masks) - len(self._free) - 1
 
     @property
     def used_bytes(self) -> int:
         """What the sets take now, counting each as large as the widest."""
-        return len(self._ids) * self._set_bytes
+        return (len(self) + 1) * self._set_bytes
 
-    def widen(self, slots: int) -> None:
-        """Make room for sets over `slots` slots: wider sets are larger, so fewer fit beside one for each slot alone."""
-        self._set_bytes = _OVERHEAD_BYTES + 4 * (slots // 30 + 1)
-        self._limit = min(_MAX_SHARED, self._budget_bytes // self._set_bytes - slots)
+    def widen(self, holders: int, alone: int | None = None) -> None:
+        """Make room for sets over so many holders: wider sets are larger, so fewer fit.
+
+        alone: how many holders may need a set for each alone, all of them by default; the rest is for sets of several.
+        """
+        self._set_bytes = _OVERHEAD_BYTES + 4 * (holders // 30 + 1)
+        reserved = holders if alone is None else alone
+        self._limit = min(self._max_shared, self._budget_bytes // self._set_bytes - reserved)
 
     def intern(self, mask: int, slot: int) -> int:
         """Return the id of `mask`, or that of `slot` alone when no further set fits."""
@@ -122,8 +144,50 @@ class HolderSets:
         stretch = self.rows[self._cursor : min(self._cursor + _SWEEP, len(self.masks))]
         for set_id in (np.flatnonzero(stretch == 0) + self._cursor).tolist():
             mask = self.masks[set_id]
-            if mask & (mask - 1):
-                del self._ids[mask]
-                self.rows[set_id] = -1
-                self._free.append(set_id)
+            if mask & (mask - 1) or not mask:
+                self._drop(set_id)
         self._cursor += _SWEEP
+
+    def _drop(self, set_id: int) -> None:
+        """Free a set that no row names."""
+        mask = self.masks[set_id]
+        if self._ids.get(mask) == set_id:
+            del self._ids[mask]
+        self.masks[set_id] = 0
+        self.rows[set_id] = -1
+        self._free.append(set_id)
+
+    def retire(self, holders: int) -> None:
+        """Take holders out of every set at once: they are `dead` until `wash` says that no set names them."""
+        self.dead |= holders
+        self._retired |= holders
+
+    def wash(self, count: int) -> int:
+        """Take dead holders out of up to `count` sets; return those that no set names any longer, for another use.
+
+        What was retired during a round waits for the next one.
+        """
+        if not self._washing:
+            self._washing, self._retired, self._washed = self._retired, 0, 1
+        end = min(self._washed + count, len(self.masks))
+        for set_id in range(self._washed, end):
+            if self.masks[set_id] & self._washing:
+                self._take_out(set_id, self._washing)
+        self._washed = end
+        if end < len(self.masks):
+            return 0
+        done, self._washing = self._washing, 0
+        self.dead &= ~done
+        return done
+
+    def _take_out(self, set_id: int, holders: int) -> None:
+        """Make one set smaller.  Where another has the same holders then, both stay until no row names them."""
+        mask = self.masks[set_id]
+        if self._ids.get(mask) == set_id:
+            del self._ids[mask]
+        mask &= ~holders
+        self.masks[set_id] = mask
+        if mask:
+            self._ids.setdefault(mask, set_id)
+        elif self.rows[set_id] == 0:
+            self._drop(set_id)
