@@ -8,7 +8,10 @@ import signal
 import uvloop
 
 from shoal.engine import PROFILES
+from shoal.engine.cache import HostPolicy
 from shoal.hosts.engine import EngineServer, EngineServerConfig, Faults
+from shoal.hosts.engine.kvevents import KvEvents, read_kv_events
+from shoal.hosts.engine.kvforms import KvForm
 from shoal.kernel import ConfigError
 
 _EXAMPLES = """examples:
@@ -17,6 +20,9 @@ _EXAMPLES = """examples:
   shoal engine --model llama --lora sql --lora es one base model with two adapters
   shoal engine --blocks 400 --max-num-seqs 8      a small cache and batch, to see evictions and queues
   shoal engine --fail-rate 0.1 --slow-factor 3    an unwell engine
+  shoal engine --kv-events-config '{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5558"}'
+                                                  KV events on port 5557, as vLLM sends them
+  shoal engine --blocks 400 --host-blocks 4000    blocks that leave the GPU stay in host memory
   curl -s localhost:8000/faults -d '{"stall_after": 5}'   change faults while it runs
 """
 
@@ -33,6 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     _add_serving(parser)
     _add_shape(parser)
+    _add_cache(parser)
     _add_faults(parser)
     parser.set_defaults(run=run)
 
@@ -73,6 +80,44 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="decides answer texts and which requests fail (0)")
 
 
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("KV cache")
+    group.add_argument("--host-blocks", type=int, default=0, metavar="N", help="blocks kept in host memory (0: none)")
+    group.add_argument(
+        "--host-bandwidth", type=float, default=0.0, metavar="GB_PER_S", help="speed of loading them back (50)"
+    )
+    group.add_argument(
+        "--host-policy",
+        choices=[str(each) for each in HostPolicy],
+        default=str(HostPolicy.WRITE_THROUGH),
+        help="copy blocks to the host once they are full, or when the GPU drops them (write_through)",
+    )
+    group.add_argument("--kv-events-config", metavar="JSON", help="publish KV events; the keys are vLLM's")
+    group.add_argument(
+        "--kv-events-format",
+        choices=[str(each) for each in KvForm],
+        default=str(KvForm.VLLM_MAP),
+        help="whose events: vLLM since 0.24, up to 0.23, its first ones; SGLang now, before (vllm-map)",
+    )
+    group.add_argument(
+        "--kv-events-replay",
+        choices=("new", "old"),
+        help="replies to a replay with the topic, as vLLM since 0.26, or without (what goes with the format)",
+    )
+    group.add_argument(
+        "--kv-events-hashes",
+        choices=("int", "bytes"),
+        default="int",
+        help="hashes as 64-bit numbers, or as 32 bytes as with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 (int)",
+    )
+    group.add_argument(
+        "--self-describing-kv-events", action="store_true", help="events of host blocks carry their tokens"
+    )
+    group.add_argument(
+        "--hash-seed", type=int, default=0, metavar="N", help="another one gives all blocks other hashes (0)"
+    )
+
+
 def _add_faults(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("faults")
     group.add_argument("--fail-rate", type=float, default=0.0, metavar="RATIO", help="share of requests that get a 500")
@@ -95,6 +140,8 @@ def _config(args: argparse.Namespace) -> EngineServerConfig:
         )
     except ValueError as error:
         raise ConfigError(str(error), source="faults") from None
+    if not 0 <= args.hash_seed < 2**64:
+        raise ConfigError("must be a number of 0 to 2**64 - 1", source="--hash-seed")
     return EngineServerConfig(
         host=args.host,
         port=args.port,
@@ -117,6 +164,15 @@ def _config(args: argparse.Namespace) -> EngineServerConfig:
         startup_delay_s=args.startup_delay,
         record_last=args.record,
         faults=faults,
+        kv_events=read_kv_events(args.kv_events_config) if args.kv_events_config else KvEvents(),
+        kv_form=KvForm(args.kv_events_format),
+        has_replay_topic=None if args.kv_events_replay is None else args.kv_events_replay == "new",
+        has_bytes_hashes=args.kv_events_hashes == "bytes",
+        hash_seed=args.hash_seed,
+        host_blocks=args.host_blocks,
+        host_bytes_per_s=args.host_bandwidth * 1e9,
+        host_policy=HostPolicy(args.host_policy),
+        is_describing_host_blocks=args.self_describing_kv_events,
     )
 
 

@@ -45,9 +45,13 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfirmReset(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the prefix cache was emptied; it was not when a request still holds blocks."""
+    """Whether the prefix cache was emptied; it was not when a request still holds blocks.
+
+    is_forced: as it was asked for.
+    """
 
     is_done: bool
+    is_forced: bool = False
 
 
 class ConfirmPause(msgspec.Struct, frozen=True):

@@ -253,16 +253,16 @@ class Engine:
     def _ask_reset(self, event: CacheReset) -> list[Command]:
         """Empty the cache now, or at the end of the step when running requests must give way first."""
         if not event.is_forced:
-            return self._reset(event.is_all)
+            return self._reset(event)
         if self._plan is not None:
             self._asked_reset = event
             return []
         self._batcher.preempt_all()
-        return self._reset(event.is_all)
+        return self._reset(event)
 
-    def _reset(self, is_all: bool) -> list[Command]:
-        is_done = self._cache.reset(is_all)
-        commands: list[Command] = [ConfirmReset(is_done=is_done)]
+    def _reset(self, event: CacheReset) -> list[Command]:
+        is_done = self._cache.reset(event.is_all)
+        commands: list[Command] = [ConfirmReset(is_done=is_done, is_forced=event.is_forced)]
         if is_done and self._config.is_clearing_at_once:
             commands += self._tell_changes()
         return commands
@@ -283,7 +283,7 @@ class Engine:
         commands: list[Command] = []
         if self._asked_reset is not None:
             self._batcher.preempt_all()
-            commands += self._reset(self._asked_reset.is_all)
+            commands += self._reset(self._asked_reset)
             self._asked_reset = None
         if self._pausing.asked is not None and not self._pausing.is_settled:
             commands += self._settle()
@@ -301,7 +301,7 @@ class Engine:
         commands: list[Command] = [ConfirmPause()]
         if pause.is_clearing:
             self._batcher.preempt_all()
-            commands += [each for each in self._reset(is_all=False) if not isinstance(each, ConfirmReset)]
+            commands += [each for each in self._reset(CacheReset()) if not isinstance(each, ConfirmReset)]
         return commands
 
     def _resume(self, now: float) -> list[Command]:

@@ -49,6 +49,11 @@ class AudioShape:
         """Never asked: `frame` is constant."""
         raise NotImplementedError
 
+    def aborted(self, generation: Generation) -> list[bytes]:
+        """A chunk without text that has the reason."""
+        frame = self.frame(generation)
+        return [] if frame is None else [frame.prefix + frame.last]
+
     def closing(self, generations: list[Generation]) -> list[bytes]:
         """The end mark."""
         return [DONE]

@@ -159,6 +159,33 @@ class AdapterBody(msgspec.Struct, kw_only=True):
 
     lora_name: str
     lora_path: str = ""
+    load_inplace: bool = False
+
+
+class AbortBody(msgspec.Struct, kw_only=True):
+    """/abort_requests."""
+
+    request_ids: list[str]
+
+
+class AbortOneBody(msgspec.Struct, kw_only=True):
+    """SGLang's /abort_request: all requests whose id begins with `rid`."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class PauseGenerationBody(msgspec.Struct, kw_only=True):
+    """SGLang's /pause_generation."""
+
+    mode: str = "abort"
+
+
+class WeightVersionBody(msgspec.Struct, kw_only=True):
+    """/update_weight_version; SGLang says `new_version`."""
+
+    weight_version: str | None = None
+    new_version: str | None = None
 
 
 def read(body: bytes, kind: type[BodyT]) -> BodyT:

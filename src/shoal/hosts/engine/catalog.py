@@ -6,15 +6,20 @@ from shoal.hosts.engine.errors import ApiError, not_found
 
 
 class Catalog:
-    """Served names (the first is the base model, the rest its aliases) and loaded adapters by name."""
+    """Served names (the first is the base model, the rest its aliases) and loaded adapters by name.
 
-    __slots__ = ("_created", "_max_model_len", "adapters", "names", "root")
+    An adapter that is loaded again under its name is another one: no cached block of the old one fits it.
+    """
+
+    __slots__ = ("_created", "_max_model_len", "_numbers", "_versions", "adapters", "names", "root")
 
     def __init__(
         self, names: tuple[str, ...], adapters: tuple[str, ...], root: str, max_model_len: int, now: float
     ) -> None:
         self.names = names
         self.adapters: dict[str, str] = {name: f"/adapters/{name}" for name in adapters}
+        self._numbers = {name: number for number, name in enumerate(adapters, 1)}
+        self._versions = dict.fromkeys(adapters, 1)
         self.root = root
         self._max_model_len = max_model_len
         self._created = int(now)
@@ -32,14 +37,27 @@ class Catalog:
             return model, model
         raise not_found(model, [*self.names, *self.adapters])
 
-    def load(self, name: str, path: str) -> str:
-        """Add an adapter; returns vLLM's line of success.  Raises ApiError 400 when it is there already."""
+    def identity(self, adapter: str) -> str:
+        """Return what tells the content of an adapter from all others, "" for the base model."""
+        return f"{adapter}@{self._versions.get(adapter, 0)}" if adapter else ""
+
+    def lora_id(self, adapter: str) -> int:
+        """Return the number of an adapter's name, from 1 on; it stays when the adapter is loaded again."""
+        return self._numbers.setdefault(adapter, len(self._numbers) + 1)
+
+    def load(self, name: str, path: str, *, is_in_place: bool = False) -> str:
+        """Add an adapter, or with `is_in_place` put it in the place of one with its name.
+
+        Returns vLLM's line of success.  Raises ApiError 400 when it is there already.
+        """
         if not name or not path:
             raise ApiError(400, "Both 'lora_name' and 'lora_path' must be provided.", "InvalidUserInput")
-        if name in self.adapters:
+        if name in self.adapters and not is_in_place:
             message = f"The lora adapter '{name}' has already been loaded."
             raise ApiError(400, message, "InvalidUserInput", "lora_name")
         self.adapters[name] = path
+        self._versions[name] = self._versions.get(name, 0) + 1
+        self.lora_id(name)
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, name: str) -> str:

@@ -48,7 +48,13 @@ class ChatShape:
 
     def token(self, generation: Generation, position: int) -> bytes:
         """One content chunk with all that was asked for."""
-        word, reason = word_at(generation, position), reason_at(generation, position)
+        return self._content(generation, position, word_at(generation, position), reason_at(generation, position))
+
+    def aborted(self, generation: Generation) -> list[bytes]:
+        """A chunk without content that has the reason."""
+        return [self._content(generation, generation.output_tokens - 1, b"", generation.reason)]
+
+    def _content(self, generation: Generation, position: int, word: bytes, reason: str | None) -> bytes:
         choice: Choice = {
             "index": generation.index,
             "delta": {"content": word.decode()},

@@ -41,13 +41,19 @@ class CompletionShape:
 
     def token(self, generation: Generation, position: int) -> bytes:
         """One text chunk with all that was asked for."""
-        word = word_at(generation, position)
+        return self._text(generation, position, word_at(generation, position), reason_at(generation, position))
+
+    def aborted(self, generation: Generation) -> list[bytes]:
+        """A chunk without text that has the reason."""
+        return [self._text(generation, generation.output_tokens - 1, b"", generation.reason)]
+
+    def _text(self, generation: Generation, position: int, word: bytes, reason: str | None) -> bytes:
         is_first = position == 0
         choice: Choice = {
             "index": generation.index,
             "text": (decode(generation.prompt) if self._has_echo and is_first else "") + word.decode(),
             "logprobs": None,
-            "finish_reason": reason_at(generation, position),
+            "finish_reason": reason,
             "stop_reason": None,
             "prompt_token_ids": self._chunks.ids_of(generation.prompt, is_told=is_first),
             "token_ids": self._chunks.ids_of(word),

@@ -3,7 +3,10 @@
 import msgspec
 
 from shoal.engine import PROFILES, EngineConfig
+from shoal.engine.cache import HostPolicy
 from shoal.hosts.engine.faults import Faults
+from shoal.hosts.engine.kvevents import KvEvents
+from shoal.hosts.engine.kvforms import KvForm
 from shoal.kernel import ConfigError
 
 
@@ -50,6 +53,24 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long the engine is loading: /health and all else answer 503."""
     record_last: int = 0
     """How many requests GET /requests tells about (headers, size and digest of the body), for tests; 0 is none."""
+    kv_events: KvEvents = KvEvents()
+    """KV events over ZMQ; none by default."""
+    kv_form: KvForm = KvForm.VLLM_MAP
+    """Whose events they are."""
+    has_replay_topic: bool | None = None
+    """Whether replies to a replay carry the topic, as since vLLM 0.26; None is what goes with `kv_form`."""
+    has_bytes_hashes: bool = False
+    """Whether events carry hashes as 32 bytes, as with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0."""
+    hash_seed: int = 0
+    """Another one gives all blocks other hashes, as another PYTHONHASHSEED does."""
+    host_blocks: int = 0
+    """KV blocks of a tier in host memory; 0 for none."""
+    host_bytes_per_s: float = 0.0
+    """How fast they come back; 0 for the default of the model."""
+    host_policy: HostPolicy = HostPolicy.WRITE_THROUGH
+    """When blocks are copied there."""
+    is_describing_host_blocks: bool = False
+    """Whether events of the host tier carry token ids, as with vLLM's self_describing_kv_events; SGLang's always do."""
     faults: Faults = Faults()
     """Faults from the start; POST /faults changes them."""
 
@@ -58,11 +79,16 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         profile = PROFILES.get(self.profile)
         if profile is None:
             raise ConfigError(f"unknown profile {self.profile!r}; known: {', '.join(PROFILES)}", source="--profile")
-        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        for name in (
+            *("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+            *("host_blocks", "host_bytes_per_s"),
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{getattr(self, name)} is below 0", source=f"--{name.replace('_', '-')}")
         if self.max_loras < 1:
             raise ConfigError("at least one adapter slot is needed", source="--max-loras")
+        self.kv_events.check()
+        rate = {"host_bytes_per_s": self.host_bytes_per_s} if self.host_bytes_per_s else {}
         return EngineConfig(
             profile=profile,
             num_blocks=self.num_blocks,
@@ -72,6 +98,12 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_loras=self.max_loras,
             is_priority_scheduling=self.is_priority_scheduling,
             slow_factor=self.faults.slow_factor,
+            has_cache_events=self.kv_events.is_on(self.kv_form),
+            is_clearing_at_once=self.kv_form.is_sglang,
+            host_blocks=self.host_blocks,
+            host_policy=self.host_policy,
+            is_describing_host_blocks=self.is_describing_host_blocks or self.kv_form.is_sglang,
+            **rate,
         )
 
     def context_limit(self, engine: EngineConfig) -> int:

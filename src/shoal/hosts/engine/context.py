@@ -11,11 +11,13 @@ from shoal.hosts.engine.answer import Answer
 from shoal.hosts.engine.bodies import Sampling
 from shoal.hosts.engine.catalog import Catalog
 from shoal.hosts.engine.config import EngineServerConfig
+from shoal.hosts.engine.control import Control
 from shoal.hosts.engine.driver import EngineDriver
 from shoal.hosts.engine.errors import bad_request
 from shoal.hosts.engine.exposition import Exposition
 from shoal.hosts.engine.faults import FaultBox
 from shoal.hosts.engine.generation import Generation
+from shoal.hosts.engine.kvpublisher import KvPublisher
 from shoal.hosts.engine.meter import Meter
 from shoal.hosts.engine.planning import Planner
 from shoal.hosts.engine.streams import EventStream, Shape, WholeAnswer
@@ -75,9 +77,9 @@ class Call:
 
 
 class Context:
-    """The parts of a running server."""
+    """The parts of a running server.  publisher: of KV events, None for an engine without."""
 
-    __slots__ = ("box", "catalog", "config", "driver", "exposition", "meter", "planner")
+    __slots__ = ("box", "catalog", "config", "control", "driver", "exposition", "meter", "planner", "publisher")
 
     def __init__(
         self,
@@ -88,6 +90,8 @@ class Context:
         meter: Meter,
         exposition: Exposition,
         box: FaultBox,
+        control: Control,
+        publisher: KvPublisher | None,
     ) -> None:
         self.config = config
         self.catalog = catalog
@@ -96,6 +100,8 @@ class Context:
         self.meter = meter
         self.exposition = exposition
         self.box = box
+        self.control = control
+        self.publisher = publisher
 
     def answer(self, call: Call, model: str) -> Answer:
         """Return the outside of the answer to a call."""
@@ -126,7 +132,8 @@ class Context:
         """Let the engine work until `into` is done; whatever ends this early aborts the rest."""
         try:
             for generation in generations:
-                event = self.planner.event(generation, adapter, cache_salt, priority)
+                identity = self.catalog.identity(adapter)
+                event = self.planner.event(generation, adapter, identity, cache_salt, priority)
                 self.driver.submit(event, into.sink(generation))
             await into.done
         finally:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from shoal.engine import Engine
 from shoal.hosts.engine.catalog import Catalog
+from shoal.hosts.engine.control import Control
 from shoal.hosts.engine.families import (
     CACHE_INFO,
     COUNTERS,
@@ -41,12 +42,20 @@ class Exposition:
     """Renders the page.  started_at: unix seconds, the value of every `_created` twin."""
 
     def __init__(
-        self, engine: Engine, meter: Meter, catalog: Catalog, lag: LoopLag, labels: str, started_at: float
+        self,
+        engine: Engine,
+        meter: Meter,
+        catalog: Catalog,
+        lag: LoopLag,
+        control: Control,
+        labels: str,
+        started_at: float,
     ) -> None:
         self._engine = engine
         self._meter = meter
         self._catalog = catalog
         self._lag = lag
+        self._control = control
         self._created = f"{started_at}"
         self._gauges = [_family(name, *GAUGES[name], labels, "") for name in GAUGES]
         self._counters = [_family(name, *COUNTERS[name], labels, self._created) for name in COUNTERS]
@@ -87,7 +96,7 @@ class Exposition:
             ("num_requests_waiting", ""): engine.num_waiting,
             ("num_requests_waiting_by_reason", "capacity"): engine.num_waiting - engine.num_deferred,
             ("num_requests_waiting_by_reason", "deferred"): engine.num_deferred,
-            ("engine_sleep_state", "awake"): 1,
+            ("engine_sleep_state", self._control.sleep_state): 1,
             ("kv_cache_usage_perc", ""): engine.pool.usage_ratio,
         }
 
@@ -96,12 +105,16 @@ class Exposition:
         return {
             ("prefix_cache_queries", ""): counters.prefix_queries,
             ("prefix_cache_hits", ""): counters.prefix_hits,
+            ("external_prefix_cache_queries", ""): counters.external_queries,
+            ("external_prefix_cache_hits", ""): counters.external_hits,
             ("num_preemptions", ""): counters.preemptions,
             ("prompt_tokens", ""): counters.prompt,
             ("prompt_tokens_by_source", "local_compute"): counters.prompt - counters.cached,
-            ("prompt_tokens_by_source", "local_cache_hit"): counters.cached,
+            ("prompt_tokens_by_source", "local_cache_hit"): counters.cached - counters.loaded,
+            ("prompt_tokens_by_source", "external_kv_transfer"): counters.loaded,
             ("prompt_tokens_cached", ""): counters.cached,
             ("prompt_tokens_cached_by_source", "device"): counters.prefix_hits,
+            ("prompt_tokens_cached_by_source", "host"): counters.external_hits,
             ("generation_tokens", ""): counters.generation,
             **{("request_success", reason): self._meter.finished[reason] for reason in _REASONS},
         }

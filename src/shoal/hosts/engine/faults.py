@@ -18,12 +18,18 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Multiplies the time of every engine step."""
     is_healthy: bool = True
     """False makes /health answer 503 while everything else works."""
+    kv_drop_batches: int = 0
+    """So many next batches of KV events are not sent; they count in the sequence, and a replay has them."""
+    is_kv_replay_stalled: bool = False
+    """Replays of KV events are not answered until this is False again."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.fail_rate <= 1:
             raise ValueError("fail_rate must be between 0 and 1")
         if self.slow_factor <= 0:
             raise ValueError("slow_factor must be above 0")
+        if self.kv_drop_batches < 0:
+            raise ValueError("kv_drop_batches must not be below 0")
 
 
 def change(faults: Faults, body: bytes) -> Faults:

@@ -53,6 +53,11 @@ class GenerateShape:
         choice = self._choice(generation, ids(word), generation.reason if is_last else None)
         return data_event({"request_id": self._answer.id, "choices": [choice]})
 
+    def aborted(self, generation: Generation) -> list[bytes]:
+        """A chunk without token that has the reason."""
+        choice = self._choice(generation, [], generation.reason)
+        return [data_event({"request_id": self._answer.id, "choices": [choice]})]
+
     def closing(self, generations: list[Generation]) -> list[bytes]:
         """The usage chunk when it was asked for, and the end mark."""
         if not self._options.include_usage:

@@ -88,10 +88,9 @@ async def generate(context: Context, call: Call) -> web.StreamResponse:
     prompt = token_ids(body.token_ids, "token_ids")
     params = body.sampling_params
     limit = context.planner.limit(params.max_tokens, prompt)
-    generations = context.planner.generations(call.answer_id, [prompt], body, limit, n=params.n or 1)
-    answer = context.answer(call, model)
-    if body.request_id:
-        answer = answer._replace(id=body.request_id)
+    own_id = body.request_id or call.answer_id
+    generations = context.planner.generations(own_id, [prompt], body, limit, n=params.n or 1)
+    answer = context.answer(call, model)._replace(id=own_id)
     return await context.generate(call, body, adapter, generations, GenerateShape(answer, body))
 
 

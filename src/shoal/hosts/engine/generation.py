@@ -40,8 +40,21 @@ class Generation:
 
     @property
     def reason(self) -> str:
-        """`length` or `stop`, known from the start because the answer is."""
+        """`length` or `stop`, known from the start because the answer is; `abort` when an operator ended it."""
+        if self.is_aborted:
+            return "abort"
         return "length" if self.output_tokens >= self.limit > 0 else "stop"
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether an operator ended it."""
+        return self.finish is not None and self.finish.reason == "abort"
+
+    def close(self, finish: Finish) -> None:
+        """The engine is done; an answer that was aborted is what there is of it."""
+        self.finish = finish
+        if finish.reason == "abort":
+            self.answer = self.answer[: 4 * finish.output_tokens]
 
     @property
     def text(self) -> str:

@@ -30,7 +30,7 @@ class MessagesShape:
                 "role": "assistant",
                 "content": [{"type": "text", "text": generation.text}],
                 "model": self._answer.model,
-                "stop_reason": _STOP_REASONS[generation.reason],
+                "stop_reason": _STOP_REASONS.get(generation.reason),
                 "usage": self._usage(usage_of(generations)),
             }
         )
@@ -69,9 +69,13 @@ class MessagesShape:
         """Never asked: `frame` is constant."""
         raise NotImplementedError
 
+    def aborted(self, generation: Generation) -> list[bytes]:
+        """Nothing of its own: the end of the message says it."""
+        return []
+
     def closing(self, generations: list[Generation]) -> list[bytes]:
         """The block ends, the usage comes, the message ends."""
-        delta = {"stop_reason": _STOP_REASONS[generations[0].reason], "stop_sequence": None}
+        delta = {"stop_reason": _STOP_REASONS.get(generations[0].reason), "stop_sequence": None}
         usage = self._usage(usage_of(generations))
         return [
             named_event("content_block_stop", {"type": "content_block_stop", "index": 0}),

@@ -1,4 +1,4 @@
-"""The handlers of operation: health, models, metrics, adapters, cache, faults."""
+"""The handlers of operation: health, models, metrics, adapters, where KV events come from, faults."""
 
 import time
 
@@ -35,15 +35,49 @@ async def metrics(context: Context, call: Call) -> web.StreamResponse:
     return call.respond(context.exposition.page(time.time()), content_type=_EXPOSITION)
 
 
-async def reset_prefix_cache(context: Context, call: Call) -> web.StreamResponse:
-    """POST /reset_prefix_cache."""
-    return call.respond_json({"success": context.driver.reset_cache()})
+async def kv_event_sources(context: Context, call: Call) -> web.StreamResponse:
+    """GET /kv_event_sources: the publisher of each data-parallel rank; there is one rank."""
+    if context.config.kv_form.is_sglang:
+        return call.respond_json({"detail": "Not Found"}, 404)
+    return call.respond_json({"0": context.publisher.config} if context.publisher is not None else {})
+
+
+async def server_info(context: Context, call: Call) -> web.StreamResponse:
+    """GET /server_info: of SGLang's answer what tells where KV events come from."""
+    if not context.config.kv_form.is_sglang:
+        return call.respond_json({"detail": "Not Found"}, 404)
+    info = {
+        "served_model_name": context.catalog.base,
+        "model_path": context.catalog.root,
+        "page_size": context.planner.block_size,
+    }
+    return call.respond_json({**info, "dp_size": 1, "kv_events": _descriptor(context)})
+
+
+def _descriptor(context: Context) -> dict[str, object] | None:
+    if context.publisher is None:
+        return None
+    config = context.publisher.config
+    host, _, port = config.endpoint.removeprefix("tcp://").rpartition(":")
+    replay = (config.replay_endpoint or "").rpartition(":")[2]
+    return {
+        "publisher": config.publisher,
+        "endpoint_host": host,
+        "endpoint_port_base": int(port) if port.isdigit() else None,
+        "topic": config.topic,
+        "block_size": context.planner.block_size,
+        "dp_size": 1,
+        "replay_endpoint_port_base": int(replay) if replay.isdigit() else None,
+        "load_endpoint_port_base": None,
+        "load_topic": None,
+    }
 
 
 async def load_adapter(context: Context, call: Call) -> web.StreamResponse:
     """POST /v1/load_lora_adapter."""
     body = read(call.body, AdapterBody)
-    return call.respond(context.catalog.load(body.lora_name, body.lora_path).encode(), content_type=_TEXT)
+    said = context.catalog.load(body.lora_name, body.lora_path, is_in_place=body.load_inplace)
+    return call.respond(said.encode(), content_type=_TEXT)
 
 
 async def unload_adapter(context: Context, call: Call) -> web.StreamResponse:

@@ -20,11 +20,22 @@ from shoal.hosts.engine.tokens import TOKEN_BYTES, Turn, chat, encode, pack
 class Planner:
     """Makes generations for one engine."""
 
-    __slots__ = ("_answers", "_block_size", "_numbers", "_seed", "max_model_len")
+    __slots__ = ("_answers", "_has_tokens", "_hash_seed", "_numbers", "_seed", "block_size", "max_model_len")
 
-    def __init__(self, answers: Answers, block_size: int, max_model_len: int, seed: int) -> None:
+    def __init__(
+        self,
+        answers: Answers,
+        block_size: int,
+        max_model_len: int,
+        seed: int,
+        *,
+        hash_seed: int = 0,
+        has_tokens: bool = False,
+    ) -> None:
         self._answers = answers
-        self._block_size = block_size
+        self.block_size = block_size
+        self._has_tokens = has_tokens
+        self._hash_seed = hash_seed
         self._numbers = itertools.count(1)
         self._seed = seed
         self.max_model_len = max_model_len
@@ -114,17 +125,22 @@ class Planner:
             out.append(Generation(f"{request_id}-{number}-{index}", index, prompt, b"", 0))
         return out
 
-    def event(self, generation: Generation, adapter: str, cache_salt: str | None, priority: int | None) -> Submitted:
-        """Return what the engine is told of a generation."""
+    def event(
+        self, generation: Generation, adapter: str, identity: str, cache_salt: str | None, priority: int | None
+    ) -> Submitted:
+        """Return what the engine is told of a generation.  identity: of the adapter's content."""
+        salt = cache_salt or ""
         tokens = generation.prompt + generation.answer
         return Submitted(
             request_id=generation.id,
             prompt_tokens=generation.prompt_tokens,
             output_tokens=generation.output_tokens,
             max_tokens=generation.limit,
-            block_hashes=hash_blocks(tokens, self._block_size, f"{adapter}\0{cache_salt or ''}"),
+            block_hashes=hash_blocks(tokens, self.block_size, f"{identity}\0{salt}", self._hash_seed),
             adapter=adapter,
             priority=priority or 0,
+            tokens=tokens if self._has_tokens else b"",
+            cache_salt=salt,
         )
 
 

@@ -5,6 +5,7 @@ from aiohttp import web
 from shoal.hosts.engine import pooling
 from shoal.hosts.engine.bodies import DetokenizeBody, PoolingBody, RerankBody, ScoreBody, TokenizeBody, read
 from shoal.hosts.engine.context import Call, Context
+from shoal.hosts.engine.errors import ApiError
 from shoal.hosts.engine.generation import Generation
 from shoal.hosts.engine.planning import prompts_of, token_ids
 from shoal.hosts.engine.streams import WholeAnswer
@@ -79,4 +80,6 @@ async def _prefill(
 ) -> list[Generation]:
     generations = context.planner.prefills(call.answer_id, prompts)
     await context.run(WholeAnswer(len(generations)), generations, adapter, cache_salt, priority)
+    if any(generation.is_aborted for generation in generations):
+        raise ApiError(500, "The request was aborted.", "InternalServerError")
     return generations

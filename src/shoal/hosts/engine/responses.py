@@ -54,6 +54,10 @@ class ResponsesShape:
             b'"output_index":0,"sequence_number":%d,"type":"response.output_text.delta"}\n\n'
         ) % (generation.answer[4 * position : 4 * position + 4], self._item_id.encode(), position + _FIRST_DELTA)
 
+    def aborted(self, generation: Generation) -> list[bytes]:
+        """Nothing of its own: the status of the response says it."""
+        return []
+
     def closing(self, generations: list[Generation]) -> list[bytes]:
         """The four events that close text, part, item and response."""
         generation = generations[0]
@@ -94,9 +98,10 @@ class ResponsesShape:
     def _finished(self, generations: list[Generation]) -> dict[str, object]:
         generation = generations[0]
         is_cut = generation.reason == "length"
+        status = {"length": "incomplete", "abort": "cancelled"}.get(generation.reason, "completed")
         output = [self._item("completed", [_part(generation.text)])]
         details = {"reason": "max_output_tokens"} if is_cut else None
-        return self._response("incomplete" if is_cut else "completed", output, details, usage_of(generations))
+        return self._response(status, output, details, usage_of(generations))
 
     def _response(
         self, status: str, output: list[dict[str, object]], details: dict[str, str] | None, usage: Usage | None

@@ -14,15 +14,18 @@ import msgspec
 from aiohttp import web
 
 from shoal.engine import Engine, EngineConfig
-from shoal.hosts.engine import generating, operating, reading
+from shoal.hosts.engine import controlling, generating, operating, reading
 from shoal.hosts.engine.answers import Answers
 from shoal.hosts.engine.catalog import Catalog
 from shoal.hosts.engine.config import EngineServerConfig
 from shoal.hosts.engine.context import Call, Context
+from shoal.hosts.engine.control import Control
 from shoal.hosts.engine.driver import EngineDriver
 from shoal.hosts.engine.errors import ApiError, unreadable
 from shoal.hosts.engine.exposition import Exposition
 from shoal.hosts.engine.faults import FaultBox
+from shoal.hosts.engine.kvforms import KvEncoder
+from shoal.hosts.engine.kvpublisher import KvPublisher
 from shoal.hosts.engine.lag import LoopLag
 from shoal.hosts.engine.meter import Meter
 from shoal.hosts.engine.planning import Planner
@@ -57,11 +60,13 @@ _OPERATING: dict[tuple[str, str], Handler] = {
     ("GET", "/version"): operating.version,
     ("GET", "/v1/models"): operating.models,
     ("GET", "/metrics"): operating.metrics,
-    ("POST", "/reset_prefix_cache"): operating.reset_prefix_cache,
+    ("GET", "/kv_event_sources"): operating.kv_event_sources,
+    ("GET", "/server_info"): operating.server_info,
     ("POST", "/v1/load_lora_adapter"): operating.load_adapter,
     ("POST", "/v1/unload_lora_adapter"): operating.unload_adapter,
     ("GET", "/faults"): operating.show_faults,
     ("POST", "/faults"): operating.change_faults,
+    **controlling.HANDLERS,
 }
 _KNOWN_PATHS = {*_API, *(path for _, path in _OPERATING), "/load", "/requests"}
 _KEEPALIVE_S = 75.0
@@ -91,7 +96,11 @@ class EngineServer:
         self._recorder = Recorder(config.record_last)
         self._chance = Chance(config.seed).stream("faults")
         self._lag = LoopLag()
-        self._context = _assemble(config, engine_config, self._lag)
+        try:
+            self._context = _assemble(config, engine_config, self._lag)
+        except ConfigError:
+            self._lag.close()
+            raise
         self._ready_at = self._loop.time() + config.startup_delay_s
         self._server = web.Server(
             self._serve, handler_cancellation=True, access_log=None, keepalive_timeout=_KEEPALIVE_S
@@ -101,7 +110,7 @@ class EngineServer:
                 self._server, config.host, config.port, ssl=_tls(config), backlog=_BACKLOG
             )
         except OSError as error:
-            self._lag.close()
+            await self.stop()
             reason = "is already taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error}"
             raise ConfigError(f"{config.host}:{config.port} {reason}", source="--port") from None
         return int(self._listener.sockets[0].getsockname()[1])
@@ -115,6 +124,8 @@ class EngineServer:
             await self._server.shutdown(0.01)
         if self._context is not None:
             self._context.driver.close()
+            if self._context.publisher is not None:
+                await self._context.publisher.stop()
         if self._lag is not None:
             self._lag.close()
 
@@ -193,15 +204,35 @@ def _assemble(config: EngineServerConfig, engine_config: EngineConfig, lag: Loop
     name = config.models[0].replace("\\", "\\\\").replace('"', '\\"')
     labels = f'engine="0",model_name="{name}"'
     meter = Meter(labels)
+    box = FaultBox(config.faults)
+    has_events = engine_config.has_cache_events
+    publisher = _publisher(config, engine.block_size, catalog, box) if has_events else None
+    driver = EngineDriver(engine, meter, publisher.publish) if publisher is not None else EngineDriver(engine, meter)
+    control = Control(driver)
     return Context(
         config=config,
         catalog=catalog,
-        planner=Planner(Answers(config.seed), engine.block_size, max_model_len, config.seed),
-        driver=EngineDriver(engine, meter),
+        planner=Planner(
+            Answers(config.seed),
+            engine.block_size,
+            max_model_len,
+            config.seed,
+            hash_seed=config.hash_seed,
+            has_tokens=has_events,
+        ),
+        driver=driver,
         meter=meter,
-        exposition=Exposition(engine, meter, catalog, lag, labels, now),
-        box=FaultBox(config.faults),
+        exposition=Exposition(engine, meter, catalog, lag, control, labels, now),
+        box=box,
+        control=control,
+        publisher=publisher,
     )
+
+
+def _publisher(config: EngineServerConfig, block_size: int, catalog: Catalog, box: FaultBox) -> KvPublisher:
+    encoder = KvEncoder(config.kv_form, block_size, catalog.lora_id, has_bytes=config.has_bytes_hashes)
+    has_topic = not config.kv_form.is_array if config.has_replay_topic is None else config.has_replay_topic
+    return KvPublisher(config.kv_events, encoder, box, config.host, has_topic=has_topic)
 
 
 def _tls(config: EngineServerConfig) -> ssl.SSLContext | None:

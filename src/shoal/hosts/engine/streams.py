@@ -42,6 +42,10 @@ class Shape(Protocol):
         """Return the event of the token at `position`."""
         ...
 
+    def aborted(self, generation: Generation) -> list[bytes]:
+        """Return what tells that an operator ended a generation."""
+        ...
+
     def closing(self, generations: list[Generation]) -> list[bytes]:
         """Return events sent when all generations are done."""
         ...
@@ -154,6 +158,9 @@ class TokenStream:
 
     def end(self) -> None:
         """The engine is done with this generation: the last token goes out with what closes the stream."""
+        if self.generation.is_aborted:
+            shape = self._stream.shape
+            self._held = b"".join([self._stream.chunk(event) for event in shape.aborted(self.generation)])
         self._stream.end_one(self._held)
 
     def _event(self, position: int) -> bytes:

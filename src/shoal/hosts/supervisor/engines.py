@@ -5,6 +5,7 @@ same address.
 """
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -15,16 +16,25 @@ from shoal.hosts.supervisor.children import Child
 
 _LISTENING = re.compile(r"listening on http://([0-9.]+):(\d+)")
 _PER_ENGINE_ARGS = ("--host", "127.0.0.1")
+_KV_EVENTS = {
+    "enable_kv_cache_events": True,
+    "endpoint": "tcp://127.0.0.1:0",
+    "replay_endpoint": "tcp://127.0.0.1:0",
+}
 
 
 class EmbeddedEngines:
-    """`count` engines with the same flags.  A `Source` of the fleet keeper."""
+    """`count` engines with the same flags.  A `Source` of the fleet keeper.
 
-    def __init__(self, count: int, model: str = "", extra: Sequence[str] = ()) -> None:
+    has_kv_events: whether they publish KV events, on free ports of the loopback interface that /kv_event_sources tells.
+    """
+
+    def __init__(self, count: int, model: str = "", extra: Sequence[str] = (), *, has_kv_events: bool = False) -> None:
         self._ports = [0] * count
         self._addresses: list[str] = [""] * count
         self._model = model
         self._extra = tuple(extra)
+        self._has_kv_events = has_kv_events
         self._changed: Callable[[], None] = lambda: None
         self.children = [self._child(number) for number in range(count)]
         self._log = logs.get("supervisor")
@@ -67,6 +77,8 @@ class EmbeddedEngines:
         command += ["--port", str(self._ports[number]), "--seed", str(number)]
         if self._model:
             command += ["--model", self._model]
+        if self._has_kv_events:
+            command += ["--kv-events-config", json.dumps(_KV_EVENTS), "--hash-seed", str(number)]
         return [*command, *self._extra]
 
     def _heard(self, number: int, line: str) -> None:
