@@ -20,6 +20,19 @@ def blocks_of(text: str, tokens: int, after: int = 0) -> bytes:
     return np.array(values, np.uint64).tobytes()
 
 
+def request_of(name: str, tokens: int, model: str = "m", **fields: object) -> Request:
+    """A streaming chat request."""
+    return Request(
+        id=name,
+        api=Api.CHAT,
+        model=model,
+        is_streaming=True,
+        prompt_tokens=tokens,
+        prompt_bytes=4 * tokens,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
 class Pool:
     """A router with endpoints e0..eN at 10.0.0.N:8000, all serving `model`."""
 
@@ -45,15 +58,7 @@ class Pool:
 
     def send(self, prompt: str = "p", tokens: int = 640, model: str = "m", **fields: object) -> "Sent":
         self._count += 1
-        request = Request(
-            id=f"r{self._count}",
-            api=Api.CHAT,
-            model=model,
-            is_streaming=True,
-            prompt_tokens=tokens,
-            prompt_bytes=4 * tokens,
-            **fields,  # type: ignore[arg-type]
-        )
+        request = request_of(f"r{self._count}", tokens, model, **fields)
         commands = self.feed(Arrived(request, blocks_of(prompt, tokens)))
         assert len(commands) == 1
         return Sent(self, request.id, commands[0])

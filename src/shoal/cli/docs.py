@@ -88,7 +88,7 @@ def _rows(schema: tuple[Parameter, ...], prefix: str) -> Iterator[str]:
             elif isinstance(mark, Ignored):
                 notes.append(f"no effect: {mark.why}")
             elif isinstance(mark, Ref):
-                notes.append(f"name of a `{mark.type}`")
+                notes.append("name of a " + " or ".join(f"`{type}`" for type in mark.types))
         inner = _struct(field.type)
         default = "required" if field.is_required else "" if inner else f"`{_default(field.default)}`"
         yield f"| `{prefix}{field.key}` | {_type(field.type)} | {default} | {'; '.join(notes)} |\n"

@@ -22,7 +22,21 @@ _EXAMPLES = """examples:
   shoal status --port 9000             another pool
 """
 
-_COLUMNS = ("ENDPOINT", "STATE", "MODELS", "BUSY", "WAIT", "RUN", "KV", "HIT", "REQ/S", "TTFT", "REQS", "FAILED")
+_COLUMNS = (
+    "ENDPOINT",
+    "STATE",
+    "MODELS",
+    "BUSY",
+    "WAIT",
+    "RUN",
+    "KV",
+    "HIT",
+    "CACHE",
+    "REQ/S",
+    "TTFT",
+    "REQS",
+    "FAILED",
+)
 # What is tried in turn where all columns do not fit: columns left out, spaces between the others.
 _NARROWER = (
     (("MODELS",), 2),
@@ -49,7 +63,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="show the fleet live",
         description="Show the endpoints of a running pool: health, load, cache hits, requests/s.  BUSY: requests that "
         "the pool has there now; WAIT, RUN, KV: what the engine says of itself; HIT: share of prompt tokens found in "
-        "its cache; TTFT: mean time to the first byte.  A narrow terminal gets fewer columns.",
+        "its cache; CACHE: how far its KV events can be trusted; TTFT: mean time to the first byte.  A narrow terminal "
+        "gets fewer columns.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -159,11 +174,12 @@ def _head(picture: PoolPicture, rates: Rates) -> str:
 
 def _fitting(picture: PoolPicture, rates: Rates, console: "Console") -> "Table":
     """The table of endpoints, without the least useful columns where all of them do not fit side by side."""
-    table = _endpoints(picture, rates, ())
+    unused = () if any(endpoint.cache != "none" for endpoint in picture.endpoints) else ("CACHE",)
+    table = _endpoints(picture, rates, unused)
     for dropped, gap in _NARROWER:
         if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
             break
-        table = _endpoints(picture, rates, dropped, gap)
+        table = _endpoints(picture, rates, (*dropped, *unused), gap)
     return table
 
 
@@ -201,6 +217,7 @@ def _row(endpoint: EndpointPicture, rate: float | None) -> dict[str, str]:
         "RUN": _shown(endpoint.running, lambda value: f"{value:.0f}"),
         "KV": _shown(endpoint.kv_usage_ratio, lambda value: f"{value:.0%}"),
         "HIT": hit_ratio(endpoint),
+        "CACHE": "-" if endpoint.cache == "none" else endpoint.cache,
         "REQ/S": _shown(rate, lambda value: f"{value:.1f}"),
         "TTFT": _shown(endpoint.ttft_s_avg, lambda value: f"{value * 1000:,.0f} ms"),
         "REQS": f"{endpoint.requests_total:,}",

@@ -118,6 +118,8 @@ class Fold:
         self.open = gauge("shoal_flights_open", "Requests with an open booking or a missing record.")
         self.index_bytes = gauge("shoal_index_bytes", "Bytes of the prefix index in use.")
         self.index_budget = gauge("shoal_index_budget_bytes", "Byte budget of the prefix index.")
+        self.exact_bytes = gauge("shoal_exact_index_bytes", "Bytes of the exact index in use.")
+        self.exact_budget = gauge("shoal_exact_index_budget_bytes", "Byte budget of the exact index, 0 without one.")
         self.endpoint_state = gauge("shoal_endpoint_up", "1 while offered.", ("endpoint_name", "state"), "max")
         self.endpoint_requests = Counter("shoal_endpoint_requests", "Requests sent, by endpoint.", ("endpoint_name",))
         self.endpoint_failures = Counter("shoal_endpoint_failures", "Failures, by endpoint.", ("endpoint_name",))
@@ -243,6 +245,10 @@ class Fold:
         self.open.set(status.unclosed)
         self.orphans.stand_at(status.orphan_records)
         self.index_entries.set(status.index_entries, ("approx-prefix-cache-producer",))
+        if status.exact_budget_bytes:
+            self.index_entries.set(status.exact_entries, ("precise-prefix-cache-producer",))
+        self.exact_bytes.set(status.exact_bytes)
+        self.exact_budget.set(status.exact_budget_bytes)
         self.index_bytes.set(status.index_bytes)
         self.index_budget.set(status.index_budget_bytes)
         for gauge, values in (

@@ -29,7 +29,8 @@ class FleetView:
     Column names that routing fills (unit): `waiting`, `running` (requests, scraped), `kv_usage` (0 to 1, scraped),
     `inflight_requests`, `inflight_uncached_tokens`, `inflight_output_tokens` (own books),
     `inflight_prefill_s` (seconds until the uncached tokens in flight are prefilled), `matched_tokens` (prompt tokens of
-    this request expected in the endpoint's cache), `prefill_s_per_token` (learned), `request_s` (learned
+    this request expected in the endpoint's cache: known from its KV events, or else estimated), `estimated_tokens` (the
+    estimate of the same), `prefill_s_per_token` (learned), `request_s` (learned
     seconds that each request in flight adds), `max_model_len` (tokens, NaN unknown), `is_trial` (1.0 for an endpoint
     that is still being tried out).
     """

@@ -22,8 +22,9 @@ class Flight:
 
     work_tokens: uncached tokens ahead of it and its own, at dispatch.  member: where it is booked, None once it ended.
     blocks: dropped when it is closed.  matched: what each candidate was believed to hold of the prompt, in tokens, one
-    figure where it is the same for all.  served_id: who answered, once recorded.  number: what peers know it by, 0
-    while none was told.
+    figure where it is the same for all.  matched_tokens: what needs no prefill.  predicted_tokens: what the engine will
+    call cached, which is more where a slow tier holds it.  is_exact: known from KV events.  served_id: who answered,
+    once recorded.  number: what peers know it by, 0 while none was told.
     """
 
     __slots__ = (
@@ -33,12 +34,14 @@ class Flight:
         "dispatched_at",
         "ended_at",
         "expectation",
+        "is_exact",
         "matched",
         "matched_tokens",
         "member",
         "number",
         "outcome",
         "output_tokens",
+        "predicted_tokens",
         "request",
         "served_id",
         "target_model",
@@ -57,6 +60,8 @@ class Flight:
         self.member: Member | None = None
         self.matched: Given = 0.0
         self.matched_tokens = 0
+        self.predicted_tokens = 0
+        self.is_exact = False
         self.expectation: Expectation | None = None
         self.uncached_tokens = 0.0
         asked = request.max_output_tokens

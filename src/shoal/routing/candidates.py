@@ -51,6 +51,15 @@ class Candidates:
             rows = self._within(rows, request.subset)
         return self._healthy(rows, now) if self._ejected and len(rows) else rows
 
+    def nobody(self, model: str) -> str:
+        """What a client is told when no row may serve it."""
+        known = len(self._fleet)
+        loading = sum(member.state is EndpointState.LOADING for member in self._fleet)
+        what = f"No endpoint is ready for the model `{model[:200]}`" if model else "No endpoint is ready"
+        if not known:
+            return f"{what}: the pool knows none."
+        return f"{what}: {loading} of {known} still loading." if loading else f"{what}: {known} known, 0 loading."
+
     def _note_contexts(self, model: str, rows: Rows) -> None:
         """Keep the context limits of a model's endpoints where they differ."""
         endpoints = self._fleet.endpoints

@@ -11,6 +11,7 @@ import numpy as np
 from shoal.pool import Column, Given, Request
 from shoal.prefix import BLOCK_TOKENS, Match
 from shoal.routing.books import Books
+from shoal.routing.exact import Held
 from shoal.routing.fleet import Fleet, Floats
 from shoal.routing.models import ModelTable
 from shoal.scheduling.plugin import FEW
@@ -26,6 +27,7 @@ COMPLETE = frozenset(
         "inflight_requests",
         "inflight_uncached_tokens",
         "is_trial",
+        "estimated_tokens",
         "matched_tokens",
         "prefill_s_per_token",
         "request_s",
@@ -39,7 +41,7 @@ _NONE = np.zeros(0, np.bool_)
 class Columns(dict[str, Given]):
     """Columns over the whole fleet for one request.  Looking one up makes it; `in` asks whether anybody can."""
 
-    __slots__ = ("_books", "_fleet", "_is_stale", "_match", "_mean_uncached", "_models", "_now", "_request")
+    __slots__ = ("_books", "_fleet", "_held", "_is_stale", "_match", "_mean_uncached", "_models", "_now", "_request")
 
     def __init__(
         self,
@@ -50,8 +52,10 @@ class Columns(dict[str, Given]):
         match: Match | None,
         now: float,
         mean_uncached_tokens: float,
+        held: Held | None = None,
     ) -> None:
         self._fleet = fleet
+        self._held = held
         self._books = books
         self._models = models
         self._request = request
@@ -92,6 +96,11 @@ class Columns(dict[str, Given]):
         return self._fleet.columns["is_trial"] if self._fleet.on_trial else 0.0
 
     def _matched_tokens(self) -> Floats | float:
+        if self._held is not None:
+            return np.array(self._exact_tokens(self._held))
+        return self._estimated_tokens()
+
+    def _estimated_tokens(self) -> Floats | float:
         match = self._match
         if match is None or not match.runs:
             return 0.0
@@ -123,10 +132,23 @@ class Columns(dict[str, Given]):
 
     def _plain_matched(self) -> list[float] | float:
         match = self._match
+        if self._held is not None:
+            return self._exact_tokens(self._held)
         if match is None or not match.runs:
             return 0.0
         tokens = self._request.prompt_tokens
         return [float(min(match.held(member.slot) * BLOCK_TOKENS, tokens)) for member in self._fleet.rows]
+
+    def _exact_tokens(self, held: Held) -> list[float]:
+        """What each endpoint saves of the prompt's prefill: known from its events, or else estimated."""
+        s_per_token = self._fleet.cells["prefill_s_per_token"]
+        tokens = []
+        for member in self._fleet.rows:
+            worth = held.worth(member, s_per_token[member.row])
+            if worth is None:
+                worth = 0.0 if self._match is None else float(self._match.held(member.slot) * BLOCK_TOKENS)
+            tokens.append(min(worth, float(self._request.prompt_tokens)))
+        return tokens
 
     def _waiting(self) -> Floats:
         return self._scraped("waiting")
@@ -147,6 +169,7 @@ class Columns(dict[str, Given]):
 
 
 _MAKERS: dict[str, Callable[[Columns], Given]] = {
+    "estimated_tokens": Columns._estimated_tokens,
     "inflight_output_tokens": Columns._inflight_output_tokens,
     "inflight_prefill_s": Columns._inflight_prefill_s,
     "inflight_requests": Columns._inflight_requests,

@@ -22,6 +22,7 @@ from shoal.routing.pickerfile import (
 from shoal.routing.policies import ConfiguredPlugin, Plugins, build_policy
 from shoal.routing.settings import PoolSettings
 from shoal.scheduling import Policy, Registry, installed
+from shoal.scheduling.exact_producers import BurstPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
 from shoal.scheduling.producers import ApproxPrefixCacheProducer, FileDiscovery, InflightLoadProducer
 
 NOT_YET = "docs/config.md#not-yet"
@@ -47,18 +48,21 @@ class PoolDocument(PoolSettings, frozen=True, kw_only=True):
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A validated configuration.
 
-    policy: how requests are placed.  plugins: all configured ones, in file order.  prefix, inflight: parameters of
-    these producers, the defaults where the file names none.  discovery: the endpoints file that the configuration
-    names, None for none.  pool: host settings.  stated: paths of `pool` that the file gives, as `listen.port`, so
-    that a flag knows whether it overrides.  rewrites: model name ("" for any) -> weighted targets.  objectives: name
-    -> priority.  request_headers: lower-case names that plugins read.  response_headers: those
-    that plugins may give.  warnings: lines for the operator.
+    policy: how requests are placed.  plugins: all configured ones, in file order.  prefix, inflight, tokens: parameters
+    of these producers, the defaults where the file names none.  precise, burst: those of the exact index and of bursts,
+    None without.  discovery: the endpoints file that the configuration names, None for none.  pool: host settings.
+    stated: paths of `pool` that the file gives, as `listen.port`, so that a flag knows whether it overrides.  rewrites:
+    model name ("" for any) -> weighted targets.  objectives: name -> priority.  request_headers: lower-case names that
+    plugins read.  response_headers: those that plugins may give.  warnings: lines for the operator.
     """
 
     policy: Policy
     plugins: tuple[ConfiguredPlugin, ...]
     prefix: ApproxPrefixCacheProducer
     inflight: InflightLoadProducer
+    tokens: TokenProducer
+    precise: PrecisePrefixCacheProducer | None
+    burst: BurstPrefixCacheProducer | None
     discovery: FileDiscovery | None
     pool: PoolSettings
     stated: tuple[str, ...]
@@ -150,6 +154,9 @@ def read(roots: Sequence[yaml.MappingNode], source: str, registry: Registry | No
         plugins=plugins.configured,
         prefix=plugins.only(ApproxPrefixCacheProducer) or ApproxPrefixCacheProducer(),
         inflight=plugins.only(InflightLoadProducer) or InflightLoadProducer(),
+        tokens=plugins.only(TokenProducer) or TokenProducer(),
+        precise=plugins.only(PrecisePrefixCacheProducer),
+        burst=plugins.only(BurstPrefixCacheProducer),
         discovery=discovery,
         pool=settings,
         stated=pool_reader.stated(""),

@@ -46,6 +46,8 @@ def explain(flight: Flight) -> dict[str, Any]:
         "attempts": outcome.attempts if outcome else None,
         "ttft_s": outcome.ttft_s if outcome else None,
         "duration_s": outcome.duration_s if outcome else None,
+        "predicted_cached_tokens": flight.predicted_tokens,
+        "is_exact": flight.is_exact,
         "cached_tokens": outcome.cached_tokens if outcome else None,
         "reported_prompt_tokens": outcome.prompt_tokens if outcome else None,
         "completion_tokens": outcome.completion_tokens if outcome else None,

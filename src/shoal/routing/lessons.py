@@ -46,8 +46,11 @@ class Lessons:
         self._pool_token_s = pool_s_per_token(())
         self._pool_output_s = 0.0
 
-    def learn(self, flight: Flight, outcome: Outcome, policy: EjectionPolicy, now: float) -> None:
-        """Charge failed attempts to those who failed, and teach from the one who served."""
+    def learn(self, flight: Flight, outcome: Outcome, policy: EjectionPolicy, now: float) -> bool:
+        """Charge failed attempts to those who failed, and teach from the one who served.
+
+        Returns whether the chosen endpoint prefilled the prompt.
+        """
         fleet = self._fleet
         first = fleet.get(flight.decision.chosen[0])
         served = fleet.at_address(outcome.served_address) if outcome.served_address else None
@@ -55,11 +58,12 @@ class Lessons:
             self._blame(flight, served, outcome, policy, now)
         if served is not None and outcome.status and not outcome.is_upstream_failure:
             self._candidates.succeeded(served)
-        self._credit(flight, first, served, outcome, now)
+        is_prefilled = self._credit(flight, first, served, outcome, now)
         # What the client took to send its request says nothing of the engine.
         ttft_s = outcome.ttft_s if outcome.engine_ttft_s is None else outcome.engine_ttft_s
         if served is not None and not outcome.is_upstream_failure and ttft_s is not None:
             self._measure(flight, served, outcome, ttft_s)
+        return is_prefilled and served is first
 
     def _blame(
         self, flight: Flight, served: Member | None, outcome: Outcome, policy: EjectionPolicy, now: float
@@ -75,8 +79,8 @@ class Lessons:
 
     def _credit(
         self, flight: Flight, first: Member | None, served: Member | None, outcome: Outcome, now: float
-    ) -> None:
-        """Give the prompt's blocks to the endpoint that prefilled them, and to no other."""
+    ) -> bool:
+        """Give the prompt's blocks to the endpoint that prefilled them, and to no other; return whether any did."""
         # A gateway of somebody else tells no first byte; an answer that ran to its end was prefilled all the same.
         is_whole = not (outcome.is_cut or outcome.is_client_gone or outcome.is_upstream_failure)
         is_prefilled = (outcome.ttft_s is not None or is_whole) and 0 < outcome.status < 400
@@ -85,11 +89,12 @@ class Lessons:
             self._index.forget(first.slot, read_blocks(flight.blocks), expected.blocks)
             self._outbox.forgot(first, flight.blocks, expected.blocks)
         if served is None or served is first:
-            return
+            return is_prefilled
         self._books.move(flight, served, now)
         if flight.blocks and is_prefilled:
             self._index.add(served.slot, read_blocks(flight.blocks))
             self._outbox.learnt(served, flight.blocks)
+        return is_prefilled
 
     def _measure(self, flight: Flight, served: Member, outcome: Outcome, ttft_s: float) -> None:
         request = flight.request

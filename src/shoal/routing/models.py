@@ -98,6 +98,16 @@ class ModelTable:
                 return target.model
         return targets[-1].model
 
+    def base_at(self, endpoint_id: str) -> str:
+        """The first in order of the base models that an endpoint lists: the name its KV blocks go by; "" for none."""
+        found = [name for name, holders in self._served.items() if _is_base(holders.get(endpoint_id))]
+        return min(found, default="")
+
+    def is_adapter(self, name: str, endpoint_id: str) -> bool:
+        """Whether `name` is an adapter there."""
+        model = self._served.get(name, {}).get(endpoint_id)
+        return model is not None and bool(model.parent)
+
     def is_served_by(self, name: str, endpoint_id: str) -> bool:
         """Whether the endpoint serves `name`; every endpoint serves the empty name."""
         return not name or endpoint_id in self._wildcards or endpoint_id in self._served.get(name, ())
@@ -119,6 +129,12 @@ class ModelTable:
         """Names that the client may have meant."""
         return near_names(name, sorted({*self._served, *self._aliases}))
 
+    def unknown(self, name: str) -> str:
+        """What the client of an unknown model is told."""
+        near = self.near(name)
+        hint = f" Did you mean {', '.join(near)}?" if near else " GET /v1/models lists the models of this pool."
+        return f"The model `{name[:200]}` does not exist in this pool.{hint}"
+
     def listed(self) -> list[ServedModel]:
         """Every model once, aliases included, sorted by name."""
         merged = {
@@ -129,3 +145,7 @@ class ModelTable:
             if target is not None and alias not in merged:
                 merged[alias] = ServedModel(id=alias, root=target.id, max_model_len=target.max_model_len)
         return [merged[name] for name in sorted(merged)]
+
+
+def _is_base(model: ServedModel | None) -> bool:
+    return model is not None and not model.parent

@@ -7,6 +7,7 @@ something out.
 import difflib
 import math
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from shoal.scheduling.expected_wait import ExpectedWaitScorer
 from shoal.scheduling.handlers import SingleProfileHandler
 from shoal.scheduling.pickers import MaxScorePicker
 from shoal.scheduling.plugin import Answering, Connected, Deprecated, Ignored, Listening, Ref
-from shoal.scheduling.schema import parameters
+from shoal.scheduling.schema import Parameter, fields, parameters
 
 T = TypeVar("T")
 DEFAULT_PROFILE = "default"
@@ -45,14 +46,25 @@ class ConfiguredPlugin(msgspec.Struct, frozen=True, kw_only=True):
         document: dict[str, Any] = {"type": self.type}
         if self.name != self.type:
             document["name"] = self.name
-        values = {}
-        for parameter in parameters(type(self.plugin)):
-            value = self.parameters[parameter.key]
-            is_outdated = any(isinstance(mark, Deprecated | Ignored) for mark in parameter.marks)
-            if value is not None and not (is_outdated and value == parameter.default):
-                plain = msgspec.to_builtins(value, enc_hook=dict)
-                values[parameter.key] = float(plain) if parameter.type is float else plain
+        values = _stated(parameters(type(self.plugin)), self.parameters)
         return document | ({"parameters": values} if values else {})
+
+
+def _stated(known: Iterable[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a file is better with, in plain types: none that is outdated and at its default."""
+    values: dict[str, Any] = {}
+    for parameter in known:
+        value = given[parameter.key]
+        is_outdated = any(isinstance(mark, Deprecated | Ignored) for mark in parameter.marks)
+        if value is None or (is_outdated and value == parameter.default):
+            continue
+        if isinstance(value, msgspec.Struct):
+            inner = fields(type(value))
+            values[parameter.key] = _stated(inner, {each.key: getattr(value, each.name) for each in inner})
+            continue
+        plain = msgspec.to_builtins(value, enc_hook=dict)
+        values[parameter.key] = float(plain) if parameter.type is float else plain
+    return values
 
 
 class Plugins:
@@ -116,11 +128,12 @@ class Plugins:
 
     def _check(self, plugin: ConfiguredPlugin, key: str, mark: Ref) -> None:
         name = plugin.parameters[key]
-        if not name or (name == mark.type and name not in self._by_name):
+        if not name or (name in mark.types and name not in self._by_name):
             return
         path = f"{self._paths[plugin.name]}.parameters.{key}"
-        if (found := self.get(name, path)).type != mark.type:
-            raise self._reader.error(path, f"must name a plugin of type {mark.type}, {name} is a {found.type}")
+        if (found := self.get(name, path)).type not in mark.types:
+            wanted = " or ".join(mark.types)
+            raise self._reader.error(path, f"must name a plugin of type {wanted}, {name} is a {found.type}")
 
     def request_headers(self) -> tuple[str, ...]:
         """Return the request headers that the plugins read, sorted."""

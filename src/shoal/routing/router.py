@@ -10,7 +10,6 @@ import msgspec
 
 from shoal.kernel import Chance, ClockWentBack
 from shoal.pool import (
-    EndpointState,
     FleetView,
     Outcome,
     Refusal,
@@ -18,23 +17,22 @@ from shoal.pool import (
     Request,
     ServedModel,
 )
-from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, capacity_blocks, read_blocks
+from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, read_blocks
 from shoal.routing.books import Books, Flight
+from shoal.routing.bursts import Bursts
 from shoal.routing.candidates import Candidates
+from shoal.routing.changes import Changes
 from shoal.routing.columns import COMPLETE, Columns
-from shoal.routing.commands import Account, Command, Forward, Refuse
+from shoal.routing.commands import Account, Command, Fetch, Forward, Refuse
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.estimate import TokenEstimator
 from shoal.routing.events import (
     Arrived,
     Configured,
     Ended,
-    EndpointChanged,
-    EndpointJoined,
-    EndpointLeft,
     Event,
-    LoadSeen,
-    ModelsSeen,
+    Fetched,
+    FetchFailed,
     PeerJoined,
     PeerLeft,
     PeerSynced,
@@ -42,11 +40,14 @@ from shoal.routing.events import (
     PeerTold,
     Recorded,
     Ticked,
+    TokenKeys,
 )
+from shoal.routing.exact import ExactCaches, Held
 from shoal.routing.explain import Explanations
-from shoal.routing.fleet import Fleet
+from shoal.routing.fetches import Fetches
+from shoal.routing.fleet import Fleet, Member
 from shoal.routing.lessons import Lessons
-from shoal.routing.models import ModelTable
+from shoal.routing.models import ModelTable, Resolved
 from shoal.routing.outbox import Outbox
 from shoal.routing.peers import Peers, teach
 from shoal.routing.status import PoolStatus, endpoint_status, own_requests
@@ -57,9 +58,6 @@ from shoal.scheduling.plugin import FEW
 RECORD_TIMEOUT_S = 30.0
 # What one step may close, so that no step of a journal is large.
 MAX_EXPIRED_PER_STEP = 500
-# After a start or the loss of a peer, load that others put on the engines is read from their metrics; own books replace
-# it over this time.
-ADOPTION_S = 20.0
 
 
 class Router:
@@ -72,16 +70,17 @@ class Router:
 
     def __init__(self, config: RouterConfig, chance: Chance, *, shares_pool: bool = False) -> None:
         self._chance = chance
-        self._shares_pool = shares_pool
         self._fleet = Fleet()
         self._books = Books(self._fleet)
         self._models = ModelTable()
         self._estimator = TokenEstimator()
         self._flights: dict[str, Flight] = {}
+        self._fetches = Fetches()
         self._awaiting_record: deque[tuple[float, str]] = deque()
         self._index = EstimatedIndex(config.pool.index.budget_bytes)
+        self._exact = ExactCaches(config.precise)
+        self._bursts = Bursts(config.burst) if config.burst is not None else None
         self._now = float("-inf")
-        self._started_at: float | None = None
         self._requests_total = 0
         self._errors_total = 0
         self._orphan_records = 0
@@ -94,6 +93,10 @@ class Router:
         self._config = config
         self._scheduler = Scheduler(config.policy, chance)
         self._models.configure(config.pool.aliases, config.rewrites)
+        self._changes = Changes(
+            self._fleet, self._models, self._candidates, self._index, self._exact, self._peers, shares_pool=shares_pool
+        )
+        self._changes.follow(self._scheduler)
 
     # ------------------------------------------------------------------ the door
 
@@ -102,8 +105,6 @@ class Router:
         if now < self._now:
             raise ClockWentBack(now, self._now)
         self._now = now
-        if self._started_at is None:
-            self._started_at = now
         match event:
             case Arrived():
                 return self._arrived(event, now)
@@ -111,16 +112,10 @@ class Router:
                 return self._ended(event.request_id, now)
             case Recorded():
                 return self._recorded(event.request_id, event.outcome, now)
-            case LoadSeen():
-                self._load_seen(event, now)
-            case ModelsSeen():
-                self._models_seen(event)
-            case EndpointJoined():
-                self._joined(event, now)
-            case EndpointChanged():
-                self._changed(event)
-            case EndpointLeft():
-                self._left(event.endpoint_id)
+            case Fetched():
+                return self._fetched(event.request_id, event, now)
+            case FetchFailed():
+                return self._fetched(event.request_id, None, now)
             case Configured():
                 self._apply(load(event.text, "reload"))
             case Ticked():
@@ -128,6 +123,8 @@ class Router:
                 return self._expire(now)
             case PeerTold() | PeerJoined() | PeerSynced() | PeerTaught() | PeerLeft():
                 self._peers.handle(event, now)
+            case _:
+                self._changes.handle(event, now)
         return []
 
     def inflight_at(self, endpoint_id: str) -> int:
@@ -136,12 +133,10 @@ class Router:
         return own_requests(self._fleet.columns, member.row) if member is not None else 0
 
     def deadline(self) -> float | None:
-        """When the oldest missing record is given up, or a lost peer's bookings; None when nothing is waited for."""
-        lost_at = self._peers.deadline()
-        if not self._awaiting_record:
-            return lost_at
-        record_at = self._awaiting_record[0][0]
-        return record_at if lost_at is None else min(record_at, lost_at)
+        """When something is given up next: a record, a fetch, a lost peer's bookings, blocks that nobody confirmed."""
+        record_at = self._awaiting_record[0][0] if self._awaiting_record else None
+        dues = [record_at, self._fetches.deadline(), self._exact.deadline(), self._peers.deadline()]
+        return min([due for due in dues if due is not None], default=None)
 
     # ------------------------------------------------------------------ configuration and fleet
 
@@ -152,40 +147,12 @@ class Router:
         self._scheduler = scheduler
         self._models.configure(config.pool.aliases, config.rewrites)
         self._candidates.invalidate()
-
-    def _joined(self, event: EndpointJoined, now: float) -> None:
-        known_member = self._fleet.get(event.endpoint.id)
-        if known_member is not None:
-            self._fleet.join(event.endpoint, event.state, known_member.slot)
-            return
-        member = self._fleet.join(event.endpoint, event.state, self._index.open_slot())
-        self._peers.endpoint_joined(member, now)
-
-    def _changed(self, event: EndpointChanged) -> None:
-        member = self._fleet.get(event.endpoint_id)
-        if member is None:
-            return
-        if event.state is EndpointState.LOADING and member.state is not EndpointState.LOADING:
-            # It went away: whatever it held, a restarted engine starts with an empty cache.
-            self._index.clear(member.slot)
-        if event.state is EndpointState.READY and member.state is EndpointState.LOADING:
-            self._candidates.succeeded(member)
-        self._fleet.set_state(member, event.state)
-
-    def _left(self, endpoint_id: str) -> None:
-        member = self._fleet.leave(endpoint_id)
-        if member is None:
-            return
-        self._index.remove(member.slot)
-        self._models.remove(endpoint_id)
-        self._candidates.forget(endpoint_id)
-        self._scheduler.endpoint_left(endpoint_id)
-
-    def _models_seen(self, event: ModelsSeen) -> None:
-        member = self._fleet.get(event.endpoint_id)
-        if member is not None:
-            self._models.update(event.endpoint_id, event.models)
-            self._candidates.invalidate()
+        if config.burst is None:
+            self._bursts = None
+        elif self._bursts is None or self._bursts.settings != config.burst:
+            self._bursts = Bursts(config.burst)
+        self._exact.configure(config.precise)
+        self._changes.follow(scheduler)
 
     def teach(self, peer: str) -> PeerTaught:
         """Return the first part of what a picker that begins takes over, under the name `peer`; the rows follow."""
@@ -195,29 +162,6 @@ class Router:
         """Return the index's next rows from row `at` on, and where to go on; clock: of the first part."""
         rows, more = self._index.give(at, clock)
         return PeerTaught(peer, rows=rows), more
-
-    def _load_seen(self, event: LoadSeen, now: float) -> None:
-        member = self._fleet.get(event.endpoint_id)
-        if member is None:
-            return
-        before, signals = member.signals, event.signals
-        if before is not None and _went_back(before.prefix_query_tokens, signals.prefix_query_tokens):
-            # Another process answers at this address: its cache is empty, and the failures were the old one's.
-            self._index.clear(member.slot)
-            self._candidates.succeeded(member)
-        self._fleet.take_signals(member, signals, now)
-        if signals.num_blocks and signals.block_size_tokens:
-            capacity = capacity_blocks(signals.num_blocks, signals.block_size_tokens)
-            self._index.set_capacity(member.slot, capacity)
-        foreign = 0.0
-        if signals.running is not None and self._started_at is not None:
-            seen = signals.running + (signals.waiting or 0.0)
-            # What a lost peer sent goes on behind a gateway, and only the engines know of it then.
-            since = max(self._started_at, self._peers.lost_at)
-            is_blind = self._shares_pool and not self._peers.is_connected
-            share = 1.0 if is_blind else max(0.0, 1.0 - (now - since) / ADOPTION_S)
-            foreign = share * max(0.0, seen - float(self._fleet.columns["inflight_requests"][member.row]))
-        self._fleet.set_foreign(member, foreign)
 
     # ------------------------------------------------------------------ one request
 
@@ -235,29 +179,69 @@ class Router:
         forced = request.headers.get("x-llm-d-model-name-rewrite", "") if request.model else ""
         resolved = self._models.resolve(request.model, forced, self._chance.stream("rewrite"))
         if not self._models.is_known(resolved.target):
-            return [self._refuse(request, RefusalReason.MODEL_NOT_FOUND, self._unknown_model(resolved.target))]
+            return [self._refuse(request, RefusalReason.MODEL_NOT_FOUND, self._models.unknown(resolved.target))]
+        if self._exact.is_on and event.blocks and (wanted := self._fetch(event, resolved, now)) is not None:
+            return [wanted]
+        return self._place(request, event.blocks, resolved, now, now)
+
+    def _fetch(self, event: Arrived, resolved: Resolved, now: float) -> Fetch | None:
+        """Ask for the prompt's tokens if some candidate's cache is known exactly."""
+        request = event.request
+        members = [self._fleet.rows[row] for row in self._candidates.rows(resolved.target, request, now)]
+        sizes = self._exact.wanted(members)
+        if not sizes or not self._fetches.add(event, resolved, now, now + self._config.tokens.deadline_s):
+            return None
+        first = members[0].endpoint.id
+        adapter = resolved.target if self._models.is_adapter(resolved.target, first) else ""
+        return Fetch(request.id, self._models.base_at(first) or resolved.target, adapter, sizes)
+
+    def _fetched(self, request_id: str, fetched: Fetched | None, now: float) -> list[Command]:
+        """Place a request whose tokens came, or will not come; nothing when it went by the estimate already."""
+        waiting = self._fetches.take(request_id)
+        if waiting is None:
+            return []
+        request, keys = waiting.outcome(fetched)
+        return self._place(request, waiting.arrived.blocks, waiting.resolved, waiting.arrived_at, now, keys)
+
+    def _place(
+        self,
+        request: Request,
+        hashes: bytes,
+        resolved: Resolved,
+        arrived_at: float,
+        now: float,
+        keys: tuple[TokenKeys, ...] = (),
+    ) -> list[Command]:
+        """Choose an endpoint and book the request there, or refuse it.  keys: exact ones, none for the estimate."""
         rows = self._candidates.rows(resolved.target, request, now)
         if len(rows) == 0:
-            return [self._refuse(request, RefusalReason.NO_ENDPOINTS, self._no_endpoint(resolved.target), 1.0)]
-        blocks = read_blocks(event.blocks)
+            return [self._refuse(request, RefusalReason.NO_ENDPOINTS, self._candidates.nobody(resolved.target), 1.0)]
+        blocks = read_blocks(hashes)
         match = self._index.match(blocks) if len(blocks) else None
+        held = self._exact.match(keys, request.prompt_tokens, now) if keys else None
         # Plugins see the model that will be served; the request keeps the name that the client gave.
         asked = msgspec.structs.replace(request, model=resolved.target) if resolved.is_rewritten else request
         fleet = self._fleet
-        columns = Columns(fleet, self._books, self._models, asked, match, now, self._mean_uncached_tokens)
+        columns = Columns(fleet, self._books, self._models, asked, match, now, self._mean_uncached_tokens, held)
         among = None if len(rows) == len(fleet) else rows
         view = FleetView(fleet.endpoints, columns, fleet.signals, among, COMPLETE)
         decision = self._scheduler.schedule(asked, view, now)
         if isinstance(decision, Refusal):
             return [self._refuse(request, decision.reason, decision.message, decision.retry_after_s)]
+        if self._bursts is not None and len(blocks):
+            decision = self._bursts.join(request, blocks, decision, view, now)
         member = fleet.at(decision.chosen[0])
-        flight = Flight(request, resolved.target, event.blocks, decision, now)
+        flight = Flight(request, resolved.target, hashes, decision, arrived_at)
+        flight.dispatched_at = now
         if match is not None:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
+            flight.predicted_tokens = flight.matched_tokens
             self._index.add(member.slot, blocks, match)
-            if match.runs:
+            if match.runs or held is not None:
                 flight.matched = view.values("matched_tokens") if len(rows) <= FEW else view.column("matched_tokens")
+        if held is not None:
+            self._expect_exactly(flight, held, member, keys)
         self._books.book(flight, member, now)
         self._mean_uncached_tokens += 0.02 * (flight.uncached_tokens - self._mean_uncached_tokens)
         member.requests_total += 1
@@ -265,6 +249,17 @@ class Router:
         self._scheduler.dispatched(asked, view, decision, now)
         self.explanations.keep(flight)
         return [self._forward(flight, resolved.target if resolved.is_rewritten else "")]
+
+    def _expect_exactly(self, flight: Flight, held: Held, member: Member, keys: tuple[TokenKeys, ...]) -> None:
+        """Note what the exact index promises of the chosen endpoint, and what will lie there."""
+        tokens = held.tokens(member)
+        if tokens is None:
+            return
+        flight.is_exact = True
+        flight.predicted_tokens = tokens
+        worth = held.worth(member, self._fleet.cells["prefill_s_per_token"][member.row])
+        flight.matched_tokens = int(worth or 0.0)
+        self._exact.sent(flight.request.id, member, keys)
 
     def _forward(self, flight: Flight, model: str) -> Forward:
         request, at = flight.request, self._fleet.at
@@ -285,26 +280,16 @@ class Router:
         self._errors_total += 1
         return Refuse(request.id, Refusal(reason=reason, message=message, retry_after_s=retry_after_s), request.api)
 
-    def _unknown_model(self, name: str) -> str:
-        near = self._models.near(name)
-        hint = f" Did you mean {', '.join(near)}?" if near else " GET /v1/models lists the models of this pool."
-        return f"The model `{name[:200]}` does not exist in this pool.{hint}"
-
-    def _no_endpoint(self, model: str) -> str:
-        known = len(self._fleet)
-        loading = sum(member.state is EndpointState.LOADING for member in self._fleet)
-        what = f"No endpoint is ready for the model `{model[:200]}`" if model else "No endpoint is ready"
-        if not known:
-            return f"{what}: the pool knows none."
-        return f"{what}: {loading} of {known} still loading." if loading else f"{what}: {known} known, 0 loading."
-
     # ------------------------------------------------------------------ endings: all meet in _close
 
     def _ended(self, request_id: str, now: float) -> list[Command]:
         flight = self._flights.get(request_id)
         if flight is None or flight.ended_at is not None:
+            # The client may leave while its tokens are made.
+            self._fetches.take(request_id)
             return []
         flight.ended_at = now
+        self._exact.ended(request_id, now)
         self._books.release(flight, now)
         if flight.outcome is not None:
             return self._close(flight)
@@ -317,7 +302,9 @@ class Router:
             self._orphan_records += flight is None
             return []
         flight.outcome = self._complete(flight.request, outcome)
-        self._lessons.learn(flight, flight.outcome, self._config.pool.ejection, now)
+        is_prefilled = self._lessons.learn(flight, flight.outcome, self._config.pool.ejection, now)
+        if not is_prefilled:
+            self._exact.failed(request_id)
         return self._close(flight) if flight.ended_at is not None else []
 
     def _complete(self, request: Request, outcome: Outcome) -> Outcome:
@@ -335,6 +322,9 @@ class Router:
 
     def _expire(self, now: float) -> list[Command]:
         commands: list[Command] = []
+        self._exact.expire(now)
+        for late in self._fetches.late(now):
+            commands += self._fetched(late, None, now)
         waiting = self._awaiting_record
         while waiting and waiting[0][0] <= now and len(commands) < MAX_EXPIRED_PER_STEP:
             flight = self._flights.get(waiting.popleft()[1])
@@ -369,7 +359,7 @@ class Router:
                 arrived_at=flight.arrived_at,
                 queue_s=flight.dispatched_at - flight.arrived_at,
                 prompt_tokens=request.prompt_tokens,
-                predicted_cached_tokens=flight.matched_tokens,
+                predicted_cached_tokens=flight.predicted_tokens,
                 outcome=outcome or Outcome(),
                 trace_parent=request.headers.get("traceparent", ""),
                 is_moved=bool(served_id) and served_id != flight.decision.chosen[0],
@@ -383,10 +373,17 @@ class Router:
         """A snapshot for the admin pages."""
         uncached = self._books.uncached_tokens(self._now, self._mean_uncached_tokens)
         gauges = self._index.gauges()
+        exact = self._exact
+        rows, used_bytes, budget_bytes = exact.gauges()
         return PoolStatus(
             endpoints=[
                 endpoint_status(
-                    m, self._fleet.columns, int(uncached[m.row]), self._models.names_at(m.endpoint.id), self._now
+                    m,
+                    self._fleet.columns,
+                    int(uncached[m.row]),
+                    self._models.names_at(m.endpoint.id),
+                    exact.state(m.endpoint.id),
+                    self._now,
                 )
                 for m in self._fleet
             ],
@@ -399,9 +396,8 @@ class Router:
             index_entries=gauges.rows,
             index_bytes=gauges.used_bytes,
             index_budget_bytes=gauges.budget_bytes,
+            exact_entries=rows,
+            exact_bytes=used_bytes,
+            exact_budget_bytes=budget_bytes,
             warnings=[*self._config.warnings],
         )
-
-
-def _went_back(before: float | None, after: float | None) -> bool:
-    return before is not None and after is not None and after < before

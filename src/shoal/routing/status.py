@@ -8,6 +8,7 @@ import math
 import msgspec
 
 from shoal.pool import EndpointState
+from shoal.pool.kvevents import KvState
 from shoal.routing.fleet import Floats, Member
 
 
@@ -21,7 +22,8 @@ class PeerGauges(msgspec.Struct, frozen=True, kw_only=True):
 
 class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint.  Totals and what is in flight are of this router, without its peers'; waiting, running and
-    kv_usage_ratio are the engine's own."""
+    kv_usage_ratio are the engine's own.  cache: how far its KV events can be trusted.
+    """
 
     id: str
     address: str
@@ -41,11 +43,13 @@ class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     reports_cached_tokens: bool | None
     prefill_tokens_per_s: float
     is_trial: bool
+    cache: KvState
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole router.  unclosed: flights with an open booking or a missing record.  orphan_records: records of
-    requests that this router does not know, such as those of the worker before it.  peers: the other pickers."""
+    requests that this router does not know, such as those of the worker before it.  index_*: the estimated index;
+    exact_*: the exact one, 0 without it.  peers: the other pickers."""
 
     endpoints: list[EndpointStatus]
     requests_total: int
@@ -56,6 +60,9 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     index_entries: int
     index_bytes: int
     index_budget_bytes: int
+    exact_entries: int
+    exact_bytes: int
+    exact_budget_bytes: int
     warnings: list[str]
     peers: PeerGauges = PeerGauges()
 
@@ -84,7 +91,7 @@ def state_of(member: Member, now: float) -> EndpointState:
 
 
 def endpoint_status(
-    member: Member, columns: dict[str, Floats], uncached_tokens: int, models: list[str], now: float
+    member: Member, columns: dict[str, Floats], uncached_tokens: int, models: list[str], cache: KvState, now: float
 ) -> EndpointStatus:
     """One endpoint's row of the snapshot."""
     row = member.row
@@ -107,4 +114,5 @@ def endpoint_status(
         reports_cached_tokens=member.reports_cached_tokens,
         prefill_tokens_per_s=1.0 / float(columns["prefill_s_per_token"][row]),
         is_trial=bool(columns["is_trial"][row]),
+        cache=cache,
     )

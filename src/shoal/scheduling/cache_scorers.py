@@ -5,23 +5,28 @@ like the worst known one; where no value is known, all score alike.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
 
 from shoal.pool import Decision, Endpoint, FleetView, Request
 from shoal.scheduling.columns import PerFleet, known, own_tokens, worst_low
-from shoal.scheduling.plugin import Ignored, Mask, Ref, Scores
+from shoal.scheduling.plugin import Ignored, Mask, Scores
+from shoal.scheduling.producers import APPROX, ApproxPrefixCacheProducer, PrefixRef
 
-PrefixRef = Annotated[str, "the prefix producer to read", Ref("approx-prefix-cache-producer")]
+
+def matched_column(plugins: Mapping[str, object], producer: str) -> str:
+    """Return the column of what the named prefix producer says: the estimate where it is named, else the best known."""
+    is_estimate = producer == APPROX or isinstance(plugins.get(producer), ApproxPrefixCacheProducer)
+    return "estimated_tokens" if is_estimate else "matched_tokens"
 
 
-def matched_ratio(request: Request, view: FleetView) -> Scores:
+def matched_ratio(request: Request, view: FleetView, name: str = "matched_tokens") -> Scores:
     """Return the share of the prompt that each candidate is expected to hold, 0 where unknown."""
     if request.prompt_tokens <= 0:
         return np.zeros(len(view))
-    return 1.0 - own_tokens(request, view) / request.prompt_tokens
+    return 1.0 - own_tokens(request, view, name) / request.prompt_tokens
 
 
 class PrefixCacheScorer:
@@ -47,9 +52,13 @@ class PrefixCacheScorer:
             raise ValueError(f"matchLengthScaleTokens must be above 0, got {match_length_scale_tokens}")
         self._weight = match_length_weight
         self._scale = match_length_scale_tokens
+        self._producer, self._matched = prefix_match_info_producer_name, "matched_tokens"
+
+    def connect(self, plugins: Mapping[str, object]) -> None:
+        self._matched = matched_column(plugins, self._producer)
 
     def score(self, request: Request, view: FleetView) -> Scores:
-        ratio = matched_ratio(request, view)
+        ratio = matched_ratio(request, view, self._matched)
         if self._weight == 0:
             return ratio
         length = np.minimum(ratio * (request.prompt_tokens / self._scale), 1.0)
@@ -100,7 +109,11 @@ class NoHitLruScorer:
         prefix_plugin_name: Annotated[str, "has no effect", Ignored("use prefixMatchInfoProducerName")] = "",
     ) -> None:
         self._size = lru_size if lru_size > 0 else 1024
+        self._producer, self._matched = prefix_match_info_producer_name, "matched_tokens"
         self._order: OrderedDict[str, None] = OrderedDict()
+
+    def connect(self, plugins: Mapping[str, object]) -> None:
+        self._matched = matched_column(plugins, self._producer)
 
     def score(self, request: Request, view: FleetView) -> Scores:
         count = len(view)
@@ -116,9 +129,8 @@ class NoHitLruScorer:
         scores[used] = 1.0 - ranks / (count - 1)
         return scores
 
-    @staticmethod
-    def _is_cold(view: FleetView) -> bool:
-        return not bool((known(view, "matched_tokens") > 0).any())
+    def _is_cold(self, view: FleetView) -> bool:
+        return not bool((known(view, self._matched) > 0).any())
 
     def dispatched(self, request: Request, view: FleetView, decision: Decision, now: float) -> None:
         if not self._is_cold(view):

@@ -66,10 +66,13 @@ def fewest_first(column: Scores) -> Scores:
     return np.ones(len(column)) if width == 0 else (top - column) / width
 
 
-def own_tokens(request: Request, view: FleetView) -> Scores:
-    """Return the prompt tokens that each candidate would have to prefill; what is not known is not cached."""
-    matched = known(view, "matched_tokens")
-    if not view.is_complete("matched_tokens") and not is_known(matched):
+def own_tokens(request: Request, view: FleetView, name: str = "matched_tokens") -> Scores:
+    """Return the prompt tokens that each candidate would have to prefill; what is not known is not cached.
+
+    name: of the column that says what is cached.
+    """
+    matched = known(view, name)
+    if not view.is_complete(name) and not is_known(matched):
         matched = np.fmax(matched, 0.0)
     own: Scores = np.maximum(request.prompt_tokens - matched, 0.0)
     return own

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from shoal.pool import Endpoint, FleetView, Request
-from shoal.scheduling.cache_scorers import PrefixRef, matched_ratio
+from shoal.scheduling.cache_scorers import matched_column, matched_ratio
 from shoal.scheduling.columns import PerFleet, known, worst_high
 from shoal.scheduling.load_scorers import InflightRef
 from shoal.scheduling.plugin import Key, Mask, Ref
+from shoal.scheduling.producers import PrefixRef
 
 ROLE_LABEL = "llm-d.ai/role"
 
@@ -241,10 +242,14 @@ class PrefixCacheAffinityFilter:
         if peak_prefill_throughput < 0 or (max_ttft_penalty_ms > 0 and peak_prefill_throughput == 0):
             raise ValueError(f"peakPrefillThroughput must be above 0, got {peak_prefill_throughput}")
         self._threshold = affinity_threshold
+        self._producer, self._matched = prefix_match_info_producer_name, "matched_tokens"
         self._exploration = exploration_probability
         # The penalty in tokens of prefill saves a division of a whole column per request.
         self._penalty_tokens = max_ttft_penalty_ms / 1000 * peak_prefill_throughput
         self._chance: np.random.Generator | None = None
+
+    def connect(self, plugins: Mapping[str, object]) -> None:
+        self._matched = matched_column(plugins, self._producer)
 
     def draw_from(self, stream: np.random.Generator) -> None:
         self._chance = stream
@@ -255,7 +260,7 @@ class PrefixCacheAffinityFilter:
             return everyone
         if self._exploration > 0 and self._chance is not None and self._chance.random() < self._exploration:
             return everyone
-        sticky: Mask = matched_ratio(request, view) >= self._threshold
+        sticky: Mask = matched_ratio(request, view, self._matched) >= self._threshold
         if not sticky.any() or sticky.all():
             return everyone
         if self._penalty_tokens > 0:

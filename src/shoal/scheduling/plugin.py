@@ -27,10 +27,13 @@ class Key(NamedTuple):
     name: str
 
 
-class Ref(NamedTuple):
-    """Mark: the parameter names a configured plugin of `type`; "" means the default one."""
+class Ref:
+    """Mark: the parameter names a configured plugin of one of `types`; "" means the default one."""
 
-    type: str
+    __slots__ = ("types",)
+
+    def __init__(self, *types: str) -> None:
+        self.types = types
 
 
 class Deprecated(NamedTuple):

@@ -11,6 +11,12 @@ import msgspec
 
 from shoal.scheduling.plugin import Ignored, Ref
 
+APPROX = "approx-prefix-cache-producer"
+PREFIX_PRODUCERS = (APPROX, "precise-prefix-cache-producer", "burst-prefix-cache-producer")
+PrefixRef = Annotated[
+    str, "the prefix producer to read; by default the precise one where there is one", Ref(*PREFIX_PRODUCERS)
+]
+
 _OWN_BLOCKS = Ignored("Shoal hashes prompts in blocks of its own and reads the engine's block size from its metrics")
 _AUTO_TUNE = Ignored("figures that an engine reports are always used", alike=(True,))
 _OWN_OUTPUT = Ignored("Shoal expects as much output as it saw before")
@@ -56,7 +62,9 @@ class InflightLoadProducer(msgspec.Struct, frozen=True, kw_only=True):
     output_ratio: Annotated[float, "expected output tokens per prompt token", _OWN_OUTPUT] = 1.5
     max_estimated_output_tokens: Annotated[int | None, "upper limit of the expected output", _OWN_OUTPUT] = None
     prefix_match_info_producer_name: Annotated[
-        str, "the prefix producer that says what is cached", Ref("approx-prefix-cache-producer")
+        str,
+        "the prefix producer that says what is cached",
+        Ref("approx-prefix-cache-producer", "precise-prefix-cache-producer"),
     ] = ""
     sync_cross_replica_state: Annotated[
         bool, "share counts between replicas", Ignored("each picker worker counts what it dispatches")
@@ -65,120 +73,6 @@ class InflightLoadProducer(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.output_ratio < 0:
             raise ValueError(f"outputRatio must not be negative, got {self.output_ratio}")
-
-
-_MEDIA = Ignored("every image or video counts as about four tokens, whatever its size")
-
-
-class Resolution(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Size of an image or a video frame."""
-
-    width: Annotated[int, "pixels"]
-    height: Annotated[int, "pixels"]
-
-
-class StaticImage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A fixed cost per image."""
-
-    static_token: Annotated[int, "tokens per image"] = 0
-
-
-class DynamicImage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A cost by size."""
-
-    factor: Annotated[int, "pixels per token"] = 0
-
-
-class ImageEstimate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many tokens an image is taken to be."""
-
-    mode: Annotated[Literal["dynamic", "static"] | None, "by size, or fixed"] = None
-    default_resolution: Annotated[Resolution | None, "where the image does not say"] = None
-    static: Annotated[StaticImage | None, "for mode static"] = None
-    dynamic: Annotated[DynamicImage | None, "for mode dynamic"] = None
-
-
-class StaticFrame(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A fixed cost per frame."""
-
-    num_tokens_per_frame: Annotated[int, "tokens per frame"] = 0
-
-
-class TokensPerFrame(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many tokens a video frame is taken to be."""
-
-    mode: Annotated[Literal["dynamic", "static"] | None, "by size, or fixed"] = None
-    static: Annotated[StaticFrame | None, "for mode static"] = None
-    dynamic: Annotated[DynamicImage | None, "for mode dynamic"] = None
-
-
-class SampledFrames(msgspec.Struct, frozen=True, kw_only=True):
-    """Frames at a fixed rate."""
-
-    sample_fps: Annotated[float, "frames per second"] = msgspec.field(default=0.0, name="sampleFPS")
-    temporal_patch_size: Annotated[int, "frames per patch"] = msgspec.field(default=0, name="temporalPatchSize")
-
-
-class StridedFrames(msgspec.Struct, frozen=True, kw_only=True):
-    """Every n-th frame."""
-
-    default_source_fps: Annotated[float, "frames per second"] = msgspec.field(default=0.0, name="defaultSourceFPS")
-    frame_stride: Annotated[int, "n"] = msgspec.field(default=0, name="frameStride")
-
-
-class Frames(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many frames of a video are looked at."""
-
-    mode: Annotated[Literal["sampled", "strided"] | None, "how frames are chosen"] = None
-    min_frames: Annotated[int, "at least"] = 0
-    max_frames: Annotated[int, "at most"] = 0
-    sampled: Annotated[SampledFrames | None, "for mode sampled"] = None
-    strided: Annotated[StridedFrames | None, "for mode strided"] = None
-
-
-class VideoEstimate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many tokens a video is taken to be."""
-
-    default_resolution: Annotated[Resolution | None, "where the video does not say"] = None
-    default_duration: Annotated[float, "seconds, where the video does not say"] = 0.0
-    tokens_per_frame: Annotated[TokensPerFrame | None, "cost of a frame"] = None
-    frames: Annotated[Frames | None, "number of frames"] = None
-    max_video_tokens: Annotated[int, "upper limit"] = 0
-
-
-class Estimate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Token counts without a tokenizer: four bytes of text are one token, an image or a video is about four."""
-
-    image: Annotated[ImageEstimate | None, "for images", _MEDIA] = None
-    video: Annotated[VideoEstimate | None, "for videos", _MEDIA] = None
-
-
-class VllmRender(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Exact tokens from a vLLM server."""
-
-    url: Annotated[str, "base URL"] = "http://localhost:8000"
-    timeout: Annotated[str, "for text"] = "5s"
-    mm_timeout: Annotated[str, "for media"] = "30s"
-
-
-class TokenProducer(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the prompt's tokens.  This version estimates them: four bytes of text are one token.
-
-    An image, a video or a sound counts as about four tokens, whatever its size: what stands for it in the prompt is
-    a hash of 17 bytes.
-    """
-
-    type: ClassVar[str] = "token-producer"
-    estimate: Annotated[Estimate | None, "the estimating backend, the default"] = None
-    model_name: Annotated[str, "for the vllm backend"] = ""
-    vllm: Annotated[VllmRender | None, "the vllm backend; not in this version"] = None
-
-    def __post_init__(self) -> None:
-        if self.vllm is not None or self.model_name:
-            raise ValueError(
-                f"{'vllm' if self.vllm is not None else 'modelName'}: token-producer with exact tokens from a vLLM "
-                "server is not in this version of Shoal; remove it to estimate them: see docs/config.md#not-yet"
-            )
 
 
 class SessionIdProducer(msgspec.Struct, frozen=True, kw_only=True):

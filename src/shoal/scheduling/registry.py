@@ -11,7 +11,17 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from shoal.kernel import ConfigError
-from shoal.scheduling import affinity, cache_scorers, expected_wait, filters, handlers, load_scorers, pickers, producers
+from shoal.scheduling import (
+    affinity,
+    cache_scorers,
+    exact_producers,
+    expected_wait,
+    filters,
+    handlers,
+    load_scorers,
+    pickers,
+    producers,
+)
 
 ENTRY_POINT_GROUP = "shoal.plugins"
 
@@ -50,7 +60,9 @@ BUILT_IN: dict[str, tuple[type[Any], ...]] = {
     "Data": (
         producers.ApproxPrefixCacheProducer,
         producers.InflightLoadProducer,
-        producers.TokenProducer,
+        exact_producers.TokenProducer,
+        exact_producers.PrecisePrefixCacheProducer,
+        exact_producers.BurstPrefixCacheProducer,
         producers.SessionIdProducer,
         producers.MetricsDataSource,
         producers.CoreMetricsExtractor,
@@ -81,7 +93,6 @@ NOT_YET = (
     "agent-identity",
     "always-disagg-multimodal-decider",
     "always-disagg-pd-decider",
-    "burst-prefix-cache-producer",
     "concurrency-detector",
     "data-parallel-profile-handler",
     "dcgm-data-source",
@@ -114,7 +125,6 @@ NOT_YET = (
     "multicluster-session-affinity-filter",
     "p2p-source-producer",
     "pd-profile-handler",
-    "precise-prefix-cache-producer",
     "precise-prefix-cache-scorer",
     "predicted-latency-producer",
     "prefill-header-handler",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+_LEAST_KNOWN_FIRST = ("stale", "catching-up", "none", "fresh")
 _WORST_FIRST = ("draining", "loading", "ejected", "half-open", "ready")
 
 
@@ -19,6 +20,7 @@ class EndpointPicture(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s_avg: mean over the requests served.  reports_cached_tokens: None until an answer told.
     prefill_tokens_per_s: learned speed of uncached prompt tokens.  is_trial: still tried out with bounded traffic.
     states: state -> number of workers, only when they do not agree.  reason: why it is not ready, "" when it is.
+    cache: how far its KV events can be trusted, as the worst informed worker sees it; `none` when it has none.
     """
 
     id: str
@@ -40,6 +42,7 @@ class EndpointPicture(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     prefill_tokens_per_s: float | None = None
     is_trial: bool = False
+    cache: str = "none"
     states: dict[str, int] = {}
 
 
@@ -156,6 +159,7 @@ def _merge_endpoint(views: list[EndpointPicture]) -> EndpointPicture:
         cached_tokens_total=sum(view.cached_tokens_total for view in views),
         prefill_tokens_per_s=_largest([view.prefill_tokens_per_s for view in views]),
         is_trial=all(view.is_trial for view in views),
+        cache=min((view.cache for view in views), key=_LEAST_KNOWN_FIRST.index),
         ttft_s_avg=sum(ttft * count for ttft, count in served) / weight if weight else None,
         reports_cached_tokens=True if True in says else (False if False in says else None),
     )

@@ -1,0 +1,253 @@
+"""What is known of the engines' caches: the events of each endpoint, how far they can be trusted, and what they answer.
+
+Owns the slots of publishers in the exact index, the blocks that were sent and are not confirmed yet, and the worth of a
+tier in tokens.  How keys are stored is `prefix.exact`; what the estimate says is the router's other index.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shoal.pool.kvevents import KvState, Tier
+from shoal.prefix import read_blocks
+from shoal.prefix.exact import ExactIndex
+from shoal.prefix.match import ExactMatch
+from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, KvStreamChanged, TokenKeys
+from shoal.routing.fleet import Member
+from shoal.scheduling.exact_producers import PrecisePrefixCacheProducer
+
+# A publisher is a rank of an endpoint; no engine in the field has more on one address.
+MAX_RANKS = 256
+_TIERS = tuple(Tier)
+_NO_BUDGET_BYTES = 1 << 20
+
+
+class Publishers:
+    """The streams of one endpoint.  slots: of each rank in the index.  block_sizes: seen, in tokens, ascending."""
+
+    __slots__ = ("block_sizes", "slots", "state")
+
+    def __init__(self) -> None:
+        self.state = KvState.NONE
+        self.slots: dict[int, int] = {}
+        self.block_sizes: tuple[int, ...] = ()
+
+
+class Held(NamedTuple):
+    """What the index says of one prompt.  matches: by block size, in tokens.  prompt_tokens: exact."""
+
+    caches: "ExactCaches"
+    matches: dict[int, ExactMatch]
+    prompt_tokens: int
+
+    def tokens(self, member: Member) -> int | None:
+        """Return the prompt tokens that are cached there on any tier; None where the estimate has to do."""
+        return self.caches.cached(self, member)
+
+    def worth(self, member: Member, s_per_token: float) -> float | None:
+        """Return the prompt tokens that need no prefill there, less what loading them costs; None as `tokens`.
+
+        s_per_token: seconds of prefill per token on that endpoint.
+        """
+        return self.caches.worth(self, member, s_per_token)
+
+
+class ExactCaches:
+    """The exact index with its publishers.  settings: of the plugin that asks for it, None while none does.
+
+    is_on: whether anything is kept.
+    """
+
+    __slots__ = ("_expected", "_expiring", "_index", "_load_s", "_publishers", "_ttl_s", "_weights", "is_on")
+
+    def __init__(self, settings: PrecisePrefixCacheProducer | None) -> None:
+        self._index = ExactIndex(_NO_BUDGET_BYTES)
+        self.is_on = False
+        self._publishers: dict[str, Publishers] = {}
+        self._expected: dict[str, tuple[str, int, tuple[bytes, ...]]] = {}
+        self._expiring: deque[tuple[float, str]] = deque()
+        self.configure(settings)
+
+    def configure(self, settings: PrecisePrefixCacheProducer | None) -> None:
+        """Take changed parameters; an index that is there keeps its size."""
+        if settings is None or not self.is_on:
+            self._index = ExactIndex(settings.budget_bytes if settings is not None else _NO_BUDGET_BYTES)
+            self._publishers.clear()
+            self._expected.clear()
+            self._expiring.clear()
+        self.is_on = settings is not None
+        if settings is None:
+            return
+        self._ttl_s = settings.speculative_ttl_s
+        self._weights = settings.tier_weights
+        self._load_s = {
+            Tier.CPU: settings.cpu_load_s_per_token,
+            Tier.DISK: settings.disk_load_s_per_token,
+            Tier.SHARED: settings.shared_load_s_per_token,
+        }
+
+    # ------------------------------------------------------------------ what engines say
+
+    def stored(self, event: BlocksStored) -> None:
+        """Note blocks that an endpoint holds now."""
+        if not self.is_on:
+            return
+        publishers = self._publishers.setdefault(event.endpoint_id, Publishers())
+        slot = self._slot(publishers, event.rank)
+        if slot is None:
+            return
+        if event.block_size_tokens not in publishers.block_sizes:
+            publishers.block_sizes = tuple(sorted((*publishers.block_sizes, event.block_size_tokens)))[:4]
+        self._index.store(slot, read_blocks(event.keys), event.tier)
+
+    def removed(self, event: BlocksRemoved) -> None:
+        """Note blocks that an endpoint dropped."""
+        publishers = self._publishers.get(event.endpoint_id)
+        slot = publishers.slots.get(event.rank) if publishers else None
+        if slot is not None:
+            self._index.evict(slot, read_blocks(event.keys), event.tier)
+
+    def cleared(self, event: BlocksCleared) -> None:
+        """Forget all that a publisher held."""
+        publishers = self._publishers.get(event.endpoint_id)
+        for rank, slot in (publishers.slots if publishers else {}).items():
+            if event.rank is None or rank == event.rank:
+                self._index.clear(slot)
+
+    def changed(self, event: KvStreamChanged) -> None:
+        """Note how far the events can be trusted."""
+        if self.is_on:
+            self._publishers.setdefault(event.endpoint_id, Publishers()).state = event.state
+
+    def left(self, endpoint_id: str) -> None:
+        """Forget an endpoint."""
+        publishers = self._publishers.pop(endpoint_id, None)
+        for slot in publishers.slots.values() if publishers else ():
+            self._index.remove(slot)
+
+    def state(self, endpoint_id: str) -> KvState:
+        """How far the events of an endpoint can be trusted."""
+        publishers = self._publishers.get(endpoint_id)
+        return publishers.state if publishers else KvState.NONE
+
+    def _slot(self, publishers: Publishers, rank: int) -> int | None:
+        slot = publishers.slots.get(rank)
+        if slot is None and len(publishers.slots) < MAX_RANKS:
+            try:
+                slot = publishers.slots[rank] = self._index.open_slot()
+            except ValueError:
+                # More publishers than the index can name: these go by the estimate.
+                publishers.state = KvState.STALE
+        return slot
+
+    # ------------------------------------------------------------------ one request
+
+    def wanted(self, members: Iterable[Member]) -> tuple[int, ...]:
+        """Return the block sizes, in tokens, at which keys of a prompt would tell something; none when nobody knows."""
+        sizes: set[int] = set()
+        for member in members:
+            publishers = self._publishers.get(member.endpoint.id)
+            if publishers is not None and publishers.state is KvState.FRESH:
+                sizes.update(publishers.block_sizes)
+        return tuple(sorted(sizes))
+
+    def match(self, keys: tuple[TokenKeys, ...], prompt_tokens: int, now: float) -> Held:
+        """Look a prompt up."""
+        self.expire(now)
+        matches = {each.block_size_tokens: self._index.match(read_blocks(each.keys)) for each in keys}
+        return Held(self, matches, prompt_tokens)
+
+    def cached(self, held: Held, member: Member) -> int | None:
+        """See `Held.tokens`."""
+        found = self._deepest(held, member)
+        if found is None:
+            return None
+        size, blocks = found
+        return _reusable(held.prompt_tokens, size, sum(blocks))
+
+    def worth(self, held: Held, member: Member, s_per_token: float) -> float | None:
+        """See `Held.worth`."""
+        found = self._deepest(held, member)
+        if found is None:
+            return None
+        size, blocks = found
+        left = float(_reusable(held.prompt_tokens, size, sum(blocks)))
+        total = 0.0
+        for tier, count in zip(_TIERS, blocks, strict=True):
+            tokens = min(left, float(count * size))
+            left -= tokens
+            total += tokens * self._share(tier, s_per_token)
+        return total
+
+    def _share(self, tier: Tier, s_per_token: float) -> float:
+        """What a token on a tier saves of its prefill, 0 to 1."""
+        if tier in self._weights:
+            return self._weights[tier]
+        load_s = self._load_s.get(tier)
+        return 1.0 if load_s is None else max(0.0, 1.0 - load_s / s_per_token)
+
+    def _deepest(self, held: Held, member: Member) -> tuple[int, tuple[int, ...]] | None:
+        """Return (block size, blocks on each tier) of the publisher that holds most; None when nothing is known."""
+        publishers = self._publishers.get(member.endpoint.id)
+        if publishers is None or publishers.state is not KvState.FRESH or not held.matches:
+            return None
+        best: tuple[int, tuple[int, ...]] | None = None
+        most = -1
+        for size in publishers.block_sizes:
+            match = held.matches.get(size)
+            for slot in publishers.slots.values() if match is not None else ():
+                assert match is not None
+                if (tokens := match.held(slot) * size) > most:
+                    most, best = tokens, (size, match.by_tier(slot))
+        return best
+
+    # ------------------------------------------------------------------ what was sent and is not confirmed
+
+    def sent(self, request_id: str, member: Member, keys: tuple[TokenKeys, ...]) -> None:
+        """Believe that an endpoint will hold a prompt, until events tell or it is over."""
+        publishers = self._publishers.get(member.endpoint.id)
+        if publishers is None or not self._ttl_s or publishers.state is not KvState.FRESH or not publishers.slots:
+            return
+        slot = min(publishers.slots.values())
+        mine = tuple(each.keys for each in keys if each.block_size_tokens in publishers.block_sizes)
+        for each in mine:
+            self._index.store(slot, read_blocks(each), Tier.EXPECTED)
+        self._expected[request_id] = (member.endpoint.id, slot, mine)
+
+    def ended(self, request_id: str, now: float) -> None:
+        """Have what a request was expected to leave behind go when its time is over."""
+        if request_id in self._expected:
+            self._expiring.append((now + self._ttl_s, request_id))
+
+    def failed(self, request_id: str) -> None:
+        """Take back at once what a request did not leave behind."""
+        found = self._expected.pop(request_id, None)
+        if found is None:
+            return
+        endpoint_id, slot, keys = found
+        publishers = self._publishers.get(endpoint_id)
+        if publishers is not None and slot in publishers.slots.values():
+            for each in keys:
+                self._index.evict(slot, read_blocks(each), Tier.EXPECTED)
+
+    def expire(self, now: float) -> None:
+        """Drop what nobody confirmed in time."""
+        while self._expiring and self._expiring[0][0] <= now:
+            self.failed(self._expiring.popleft()[1])
+
+    def deadline(self) -> float | None:
+        """When the next unconfirmed blocks expire."""
+        return self._expiring[0][0] if self._expiring else None
+
+    def gauges(self) -> tuple[int, int, int]:
+        """Return (rows, bytes used, budget in bytes) of the index, zeros while it is off."""
+        if not self.is_on:
+            return 0, 0, 0
+        gauges = self._index.gauges()
+        return gauges.rows, gauges.used_bytes, gauges.budget_bytes
+
+
+def _reusable(prompt_tokens: int, block_size: int, blocks: int) -> int:
+    """Return the tokens that an engine takes from its cache: whole blocks, and never the whole prompt, whose last token
+    it has to compute."""
+    return min(blocks, max(0, prompt_tokens - 1) // block_size) * block_size

@@ -1,0 +1,65 @@
+"""Requests that wait for their tokens.
+
+Owns who waits and until when.  Whether tokens are wanted, and what becomes of the request, is the router's.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.pool import Request
+from shoal.routing.events import Arrived, Fetched, TokenKeys
+from shoal.routing.models import Resolved
+
+# More than this many never wait at once: the rest goes by the estimate.
+MAX_FETCHING = 10_000
+
+
+class Fetching(NamedTuple):
+    """A request that waits for its tokens.  due: when it goes by the estimate."""
+
+    arrived: Arrived
+    resolved: Resolved
+    arrived_at: float
+    due: float
+
+    def outcome(self, fetched: Fetched | None) -> tuple[Request, tuple[TokenKeys, ...]]:
+        """Return the request as it goes on, and its keys: none without tokens."""
+        request = self.arrived.request
+        if fetched is None:
+            return request, ()
+        request = msgspec.structs.replace(request, prompt_tokens=fetched.prompt_tokens, is_token_exact=True)
+        return request, fetched.keys
+
+
+class Fetches:
+    """All of them, in the order in which they came."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Fetching] = {}
+
+    def add(self, arrived: Arrived, resolved: Resolved, now: float, due: float) -> bool:
+        """Have a request wait; returns False when too many do."""
+        if len(self._by_id) >= MAX_FETCHING:
+            return False
+        self._by_id[arrived.request.id] = Fetching(arrived, resolved, now, due)
+        return True
+
+    def take(self, request_id: str) -> Fetching | None:
+        """End a wait; None when the request does not wait."""
+        return self._by_id.pop(request_id, None)
+
+    def late(self, now: float) -> Iterator[str]:
+        """The requests whose time is over; each is to be taken before the next is asked for."""
+        while self._by_id:
+            request_id, oldest = next(iter(self._by_id.items()))
+            if oldest.due > now:
+                return
+            yield request_id
+
+    def deadline(self) -> float | None:
+        """When the next one goes on without its tokens, None when none waits."""
+        return next(iter(self._by_id.values())).due if self._by_id else None
