@@ -56,7 +56,9 @@ def build(
     config = configuration.config
     ledger = Ledger()
     backends = ConfiguredBackends(targets_of(config.pool))
-    engines = EmbeddedEngines(options.engines, options.model, options.engine_args)
+    engines = EmbeddedEngines(
+        options.engines, options.model, options.engine_args, has_kv_events=config.precise is not None
+    )
     pickers = [str(number) for number in range(options.workers)]
     door, finish = PLANES[ground.data_plane](config, ground, run_dir, pickers)
     command = worker_command(
