@@ -1,6 +1,7 @@
 """Control of a running engine: pause, sleep, aborts, cache resets, weights, by vLLM's calls and by SGLang's."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from shoal.hosts.engine.controlling import HANDLERS
+from shoal.hosts.envoy.denied import DENIED
 from tests.hosts.engine.engine_http import CHAT, Engine, quick, run
 
 SLOW = quick(faults={"slow_factor": 2.0})
@@ -238,3 +241,8 @@ def test_a_client_that_leaves_while_a_pause_waits_frees_it() -> None:
             assert (await paused)[0] == 200
 
     run(check, SLOW)
+
+
+def test_a_pools_clients_cannot_control_its_engines() -> None:
+    public = {path for _, path in HANDLERS if re.fullmatch(DENIED, path) is None}
+    assert public == {"/model_info"}

@@ -23,8 +23,14 @@ _VLLM = (
 )
 _SGLANG = (
     *("flush_cache", "(release|resume)_memory_occupation", "(pause|continue)_generation", "slow_down", "freeze_gc"),
-    *("get_(weights|parameter)_by_name", "(set|get)_internal_state", "configure_logging", "set_trace_level"),
+    *(
+        "get_(weights|parameter)_by_name|get_weight_version",
+        "(set|get)_internal_state",
+        "configure_logging",
+        "set_trace_level",
+    ),
     *("(start|stop|dump)_expert_distribution_record", "pd_role_switch", "[a-z_]*hicache[a-z_-]*", "dumper/[a-z]+"),
+    "get_weight_version",
 )
 _TENSORRT = ("perf_metrics", "kv_cache_events", "steady_clock_offset", "cluster_info", "(release|resume)_memory")
 _SHOAL = ("faults", "requests")
