@@ -8,12 +8,13 @@ import difflib
 import re
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import yaml
 
 from shoal.kernel import ConfigError
+from shoal.kernel.marks import Duration, Quantity
 from shoal.scheduling.plugin import Deprecated, Ignored
 from shoal.scheduling.schema import Parameter, fields, parameters
 
@@ -26,14 +27,6 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us|µs|ns)")
 _SCALES = {"": 1, **{f"{unit}i": 1024**power for power, unit in enumerate("KMGTP", 1)}}
 _SCALES |= {unit: 1000**power for power, unit in enumerate("kMGTP", 1)}
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-
-
-class Quantity(NamedTuple):
-    """Mark on an int: a file may write it as in Kubernetes, `64Mi` or `5k`."""
-
-
-class Duration(NamedTuple):
-    """Mark on a float of seconds: a file writes it as in Go, `1m30s` or `200ms`."""
 
 
 class Raw:

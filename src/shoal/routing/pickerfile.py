@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shoal.routing.documents import Duration, Quantity, Raw
+from shoal.kernel.marks import Duration, Quantity
+from shoal.routing.documents import Raw
 from shoal.scheduling.plugin import Ignored
 
 _FLOW_CONTROL = Ignored("flow control is not in this version of Shoal: see docs/config.md#not-yet")

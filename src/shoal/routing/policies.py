@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shoal.kernel.marks import Duration
 from shoal.routing.documents import Reader
 from shoal.routing.pickerfile import PluginSpec, ProfileSpec, WeightedRef
 from shoal.scheduling import Filter, Named, Picker, Policy, Profile, Registry, Scorer
@@ -63,7 +64,9 @@ def _stated(known: Iterable[Parameter], given: Mapping[str, Any]) -> dict[str, A
             values[parameter.key] = _stated(inner, {each.key: getattr(value, each.name) for each in inner})
             continue
         plain = msgspec.to_builtins(value, enc_hook=dict)
-        values[parameter.key] = float(plain) if parameter.type is float else plain
+        if any(isinstance(mark, Duration) for mark in parameter.marks):
+            plain = f"{value:g}s"
+        values[parameter.key] = float(plain) if parameter.type is float and not isinstance(plain, str) else plain
     return values
 
 

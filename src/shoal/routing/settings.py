@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shoal.routing.documents import Quantity
+from shoal.kernel.marks import Quantity
 
 MiB = 1024 * 1024
 

@@ -1,0 +1,259 @@
+"""Everything that waits: lanes with their bands, what may wait at most, who gives up when, and how fast it drains.
+
+Owns membership: a request is in here from `offer` until `take`, `serve` or `expire` gives it back, once.  It knows
+neither endpoints nor clients.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from shoal.flow.bands import Band, BandPolicy, Lane
+from shoal.flow.drain import DrainRate
+from shoal.flow.tickets import Ticket
+
+MAX_LANES = 1000
+
+
+class QueuePolicy(NamedTuple):
+    """How requests wait.
+
+    bands: by priority.  fallback, negative_fallback: for other priorities.  max_requests, max_bytes: over all bands, 0
+    for no limit.  no_endpoint_ttl_s: how long a request waits for a first endpoint.  minimum_share_ratio: of the tokens
+    of a lane for each band but the highest, while it waits.
+    """
+
+    fallback: BandPolicy
+    negative_fallback: BandPolicy
+    bands: Mapping[int, BandPolicy] = {}
+    max_requests: int = 0
+    max_bytes: int = 0
+    no_endpoint_ttl_s: float = 60.0
+    is_strict: bool = False
+    minimum_share_ratio: float = 0.1
+
+    def of(self, priority: int) -> BandPolicy:
+        """The policy of a priority."""
+        return self.bands.get(priority) or (self.fallback if priority >= 0 else self.negative_fallback)
+
+
+class Occupancy:
+    """What waits of one priority, over all lanes."""
+
+    __slots__ = ("requests", "size_bytes")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.size_bytes = 0
+
+
+class Queue:
+    """The requests that wait.  size: how many; size_bytes: of their bodies."""
+
+    __slots__ = ("_drains", "_expiry", "_lanes", "_live", "_number", "_occupancy", "_policy", "size_bytes")
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self._policy = policy
+        self._lanes: dict[str, Lane] = {}
+        self._live: dict[str, Ticket] = {}
+        self._expiry: list[tuple[float, int, Ticket]] = []
+        self._occupancy: dict[int, Occupancy] = {}
+        self._drains: dict[str, DrainRate] = {}
+        self._number = 0
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._live
+
+    # ------------------------------------------------------------------ in
+
+    def full(self, ticket: Ticket) -> str:
+        """Why a request cannot wait as well: what is full, "" when it can."""
+        policy, band = self._policy, self._policy.of(ticket.priority)
+        held = self._occupancy.get(ticket.priority)
+        checks = (
+            ("bytes of the queue", self.size_bytes, ticket.size_bytes, policy.max_bytes),
+            ("requests of the queue", len(self._live), 1, policy.max_requests),
+            ("bytes of the band", held.size_bytes if held else 0, ticket.size_bytes, band.max_bytes),
+            ("requests of the band", held.requests if held else 0, 1, band.max_requests),
+        )
+        return next((name for name, now, more, limit in checks if limit and now + more > limit), "")
+
+    def offer(self, ticket: Ticket, now: float) -> None:
+        """Let a request wait; whoever asks has looked at `full`."""
+        self._number += 1
+        ticket.number = self._number
+        self._live[ticket.request_id] = ticket
+        self._push(ticket, now)
+        held = self._occupancy.setdefault(ticket.priority, Occupancy())
+        held.requests += 1
+        held.size_bytes += ticket.size_bytes
+        self.size_bytes += ticket.size_bytes
+        gives_up = self._gives_up(ticket)
+        if gives_up < math.inf:
+            heapq.heappush(self._expiry, (gives_up, ticket.number, ticket))
+
+    def _push(self, ticket: Ticket, now: float) -> None:
+        lane = self.lane(ticket.lane)
+        lane.band(ticket.priority, self._policy.of).push(ticket, now)
+        lane.size += 1
+
+    def lane(self, name: str) -> Lane:
+        """The lane of that name, made when it is new."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            if len(self._lanes) >= MAX_LANES:
+                self._lanes = {each.name: each for each in self._lanes.values() if each.size}
+            policy = self._policy
+            lane = Lane(name, is_strict=policy.is_strict, minimum_share_ratio=policy.minimum_share_ratio)
+            self._lanes[name] = lane
+        return lane
+
+    def waiting_lanes(self) -> list[Lane]:
+        """The lanes in which somebody waits, in the order in which they came up first."""
+        return [lane for lane in self._lanes.values() if lane.size]
+
+    # ------------------------------------------------------------------ out
+
+    def serve(self, ticket: Ticket, now: float) -> None:
+        """Take the request that a lane's `next` gave."""
+        self._lanes[ticket.lane].serve(ticket, now)
+        self._forget(ticket)
+
+    def take(self, request_id: str, now: float) -> Ticket | None:
+        """Take a request out of the queue, wherever it stands; None when it does not wait."""
+        ticket = self._live.get(request_id)
+        if ticket is None:
+            return None
+        self._lanes[ticket.lane].leave(ticket, now)
+        self._forget(ticket)
+        return ticket
+
+    def _forget(self, ticket: Ticket) -> None:
+        del self._live[ticket.request_id]
+        held = self._occupancy[ticket.priority]
+        held.requests -= 1
+        held.size_bytes -= ticket.size_bytes
+        self.size_bytes -= ticket.size_bytes
+        if len(self._expiry) > 2 * len(self._live) + 256:
+            self._expiry = [entry for entry in self._expiry if entry[2].is_live]
+            heapq.heapify(self._expiry)
+
+    def spent(self, ticket: Ticket, tokens: float, now: float) -> None:
+        """Note that a request has gone to an endpoint, at once or after a wait, and what it is thought to cost."""
+        lane = self.lane(ticket.lane)
+        band = lane.band(ticket.priority, self._policy.of)
+        band.charge(ticket.tenant_id, ticket.weight, tokens, now)
+        lane.spent(ticket.priority, tokens)
+        drain = self._drains.get(ticket.lane)
+        if drain is None:
+            if len(self._drains) >= MAX_LANES:
+                self._drains.clear()
+            drain = self._drains[ticket.lane] = DrainRate()
+        drain.left(now)
+
+    def correct(self, ticket: Ticket, tokens: float, now: float) -> None:
+        """Note that a request which has gone cost so many tokens more (or less) than it was thought to."""
+        lane = self._lanes.get(ticket.lane)
+        if lane is not None and tokens:
+            band = lane.band(ticket.priority, self._policy.of)
+            band.charge(ticket.tenant_id, ticket.weight, tokens, now, is_late=True)
+
+    # ------------------------------------------------------------------ giving up
+
+    def _gives_up(self, ticket: Ticket) -> float:
+        """When a request waits no longer, as things stand."""
+        lane = self._lanes[ticket.lane]
+        if lane.empty_since is not None:
+            gives_up = max(ticket.arrived_at, lane.empty_since) + (self._policy.no_endpoint_ttl_s or math.inf)
+        else:
+            gives_up = max(ticket.arrived_at, lane.filled_at) + ticket.ttl_s
+        # However often the pool comes and goes, the two together are the end of it.
+        backstop = ticket.arrived_at + ticket.ttl_s + (self._policy.no_endpoint_ttl_s or math.inf)
+        return min(gives_up, backstop, ticket.deadline)
+
+    def seen(self, lane: Lane, *, has_endpoints: bool, now: float) -> None:
+        """Note whether a lane has any endpoint: what its requests may wait depends on it."""
+        if has_endpoints == (lane.empty_since is None):
+            return
+        if has_endpoints:
+            lane.empty_since, lane.filled_at = None, now
+        else:
+            lane.empty_since = now
+        for band in lane.bands:
+            for ticket in band.tickets():
+                heapq.heappush(self._expiry, (self._gives_up(ticket), ticket.number, ticket))
+
+    def expired(self, now: float, limit: int) -> list[Ticket]:
+        """Take up to `limit` requests whose time is over."""
+        found: list[Ticket] = []
+        while self._expiry and self._expiry[0][0] <= now and len(found) < limit:
+            ticket = heapq.heappop(self._expiry)[2]
+            if not ticket.is_live:
+                continue
+            gives_up = self._gives_up(ticket)
+            if gives_up > now:
+                if gives_up < math.inf:
+                    heapq.heappush(self._expiry, (gives_up, ticket.number, ticket))
+                continue
+            self._lanes[ticket.lane].leave(ticket, now)
+            self._forget(ticket)
+            found.append(ticket)
+        return found
+
+    def deadline(self) -> float | None:
+        """When the next request may give up, None when none will."""
+        while self._expiry and not self._expiry[0][2].is_live:
+            heapq.heappop(self._expiry)
+        return self._expiry[0][0] if self._expiry else None
+
+    # ------------------------------------------------------------------ what is known of it
+
+    def wait_s(self, ticket: Ticket, now: float) -> float | None:
+        """How long a request that came now would wait, by how fast its lane drains; None while that is not known."""
+        lane, drain = self._lanes.get(ticket.lane), self._drains.get(ticket.lane)
+        if drain is None:
+            return None
+        ahead = sum(band.size for band in lane.bands if band.priority >= ticket.priority) if lane is not None else 0
+        return drain.wait_s(ahead, now)
+
+    def drain_per_s(self, now: float) -> float:
+        """Requests that went per second of late, over all lanes."""
+        return sum(drain.per_s(now) for drain in self._drains.values())
+
+    def occupancy(self) -> Mapping[int, Occupancy]:
+        """What waits by priority."""
+        return self._occupancy
+
+    def limits(self, priority: int) -> tuple[int, int]:
+        """How many requests and bytes of a priority may wait, 0 for no limit."""
+        policy = self._policy.of(priority)
+        return policy.max_requests, policy.max_bytes
+
+    def bands(self) -> list[Band]:
+        """Every band of every lane."""
+        return [band for lane in self._lanes.values() for band in lane.bands]
+
+    # ------------------------------------------------------------------ another policy
+
+    def configure(self, policy: QueuePolicy, renew: Callable[[Ticket], None], now: float) -> None:
+        """Go on under another policy; whoever waits keeps its place and its arrival.
+
+        renew: brings a request's priority, weight and time to live up to the new configuration.
+        """
+        waiting = sorted(self._live.values(), key=lambda ticket: ticket.number)
+        before = self._lanes
+        self._policy, self._lanes, self._occupancy, self._expiry = policy, {}, {}, []
+        self.size_bytes = 0
+        self._live = {}
+        for ticket in waiting:
+            ticket.is_live = False
+            renew(ticket)
+            old, lane = before.get(ticket.lane), self.lane(ticket.lane)
+            if old is not None:
+                lane.empty_since, lane.filled_at = old.empty_since, old.filled_at
+            self.offer(ticket, now)

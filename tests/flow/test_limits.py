@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+
+from shoal.flow import Allowance, Budgets, Loads, Reservation
+from shoal.flow.adaptive import AdaptiveDetector, Sample
+from shoal.flow.ceilings import PriorityHoldback, SoftReflectiveCeiling, StaticUsageLimit
+from shoal.flow.detectors import ConcurrencyDetector, UtilizationDetector
+
+
+def loads(**columns: list[float]) -> Loads:
+    count = len(next(iter(columns.values())))
+    values = {
+        name: np.array(columns.get(name, [default] * count))
+        for name, default in (
+            ("inflight_requests", 0.0),
+            ("inflight_tokens", 0.0),
+            ("prefill_s", 0.0),
+            ("waiting", np.nan),
+            ("running", np.nan),
+            ("kv_usage", np.nan),
+            ("age_s", 0.1),
+        )
+    }
+    return Loads(tuple(f"e{number}" for number in range(count)), **values)
+
+
+def test_what_was_sent_since_the_reading_counts_as_waiting() -> None:
+    seen = loads(waiting=[0.0, 0.0], running=[3.0, 3.0], inflight_requests=[3.0, 8.0], kv_usage=[0.4, 0.4])
+    assert UtilizationDetector().saturation(seen).tolist() == [0.5, 1.0]
+
+
+def test_an_engine_without_a_reading_is_judged_by_what_is_in_flight() -> None:
+    seen = loads(waiting=[np.nan, 9.0], inflight_requests=[50.0, 10.0], running=[np.nan, 1.0], age_s=[np.inf, 30.0])
+    assert UtilizationDetector().saturation(seen).tolist() == [0.5, 0.1]
+
+
+def test_concurrency_counts_requests_tokens_or_the_fuller_of_both() -> None:
+    seen = loads(inflight_requests=[5.0], inflight_tokens=[800.0])
+    for mode, expected in (("requests", 0.5), ("tokens", 0.8), ("hybrid", 0.8)):
+        detector = ConcurrencyDetector(mode=mode, max_concurrency=10, max_token_concurrency=1000)  # type: ignore[arg-type]
+        assert detector.saturation(seen).tolist() == [expected]
+
+
+def test_a_limit_rises_while_answers_come_in_time_and_only_when_it_is_used() -> None:
+    detector = AdaptiveDetector(initial_requests=8)
+    for _ in range(100):
+        detector.answered("e0", Sample(0.1, 0.1, 0.0, 2.0), 1.0)
+    assert detector.limit("e0") == 8
+    for _ in range(8):
+        detector.answered("e0", Sample(0.1, 0.1, 0.0, 100.0), 1.0)
+    assert detector.limit("e0") == 16
+
+
+def test_a_late_answer_cuts_the_limit_once_for_all_that_were_sent_before() -> None:
+    detector = AdaptiveDetector(initial_requests=40)
+    for _ in range(20):
+        detector.answered("e0", Sample(5.0, 0.1, 0.0, 40.0), 2.0)
+    assert detector.limit("e0") == pytest.approx(34)
+    detector.answered("e0", Sample(5.0, 0.1, 2.5, 40.0), 5.0)
+    assert detector.limit("e0") < 34
+    slow = detector.limit("e0")
+    detector.answered("e0", Sample(0.1, 0.1, 5.0, 34.0), 6.0)
+    assert slow < detector.limit("e0") < slow + 1
+
+
+def test_the_limit_holds_in_the_column_and_follows_the_fleet() -> None:
+    detector = AdaptiveDetector(initial_requests=10, max_prefill_seconds=0.5)
+    seen = loads(inflight_requests=[5.0, 20.0], prefill_s=[0.4, 0.0])
+    assert detector.saturation(seen).tolist() == [0.8, 2.0]
+    for _ in range(10):
+        detector.answered("e1", Sample(0.1, 0.1, 0.0, 20.0), 1.0)
+    assert detector.saturation(seen).tolist() == [0.8, 1.0]
+    after = AdaptiveDetector(initial_requests=10)
+    after.adopt(detector)
+    assert after.limit("e1") == 20
+
+
+def test_a_queue_in_the_engine_lowers_the_limit_of_answers_that_do_not_stream() -> None:
+    detector = AdaptiveDetector(initial_requests=100)
+    detector.read("e0", waiting=40.0, running=60.0, now=10.0)
+    assert detector.limit("e0") == pytest.approx(85)
+    detector.read("e0", waiting=0.0, running=60.0, now=20.0)
+    assert detector.limit("e0") == pytest.approx(85)
+
+
+def test_ceilings_of_each_policy() -> None:
+    assert StaticUsageLimit(threshold=0.9).ceilings([2, 1], 0.5, 0) == [0.9, 0.9]
+    assert PriorityHoldback(min_ceiling=0.6).ceilings([9, 5, 0], 0.5, 0) == pytest.approx([1.0, 0.8, 0.6])
+    assert PriorityHoldback(min_ceiling=0.6).ceilings([0], 0.5, 0) == [1.0]
+    soft = SoftReflectiveCeiling()
+    assert soft.ceilings([2, 1, 0], 0.4, 1) == [1.0, 1.0, 1.0]
+    assert soft.ceilings([2, 1, 0], 0.8, 1) == [1.0, 0.0, 0.0]
+    assert soft.ceilings([2, 1, 0], 0.8, 4) == [1.0, 1.0, 1.0]
+    assert soft.ceilings([2, 1, 0], 1.2, 4) == [1.0, 0.0, 0.0]
+
+
+def test_a_budget_is_refused_with_the_time_until_there_is_enough() -> None:
+    budgets, allowance = Budgets(), Allowance(requests_per_s=2.0)
+    assert isinstance(budgets.reserve("a", allowance, 10, 0.0), Reservation)
+    assert isinstance(budgets.reserve("a", allowance, 10, 0.0), Reservation)
+    assert budgets.reserve("a", allowance, 10, 0.0) == pytest.approx(0.5)
+    assert isinstance(budgets.reserve("b", allowance, 10, 0.0), Reservation)
+    assert isinstance(budgets.reserve("a", allowance, 10, 0.5), Reservation)
+
+
+def test_a_refund_leaves_the_budget_as_it_was() -> None:
+    budgets, allowance = Budgets(), Allowance(requests_per_s=5.0, tokens_per_min=600.0)
+    reserved = budgets.reserve("a", allowance, 400, 0.0)
+    assert isinstance(reserved, Reservation)
+    assert budgets.left("a", 0.0) == (4.0, 200.0)
+    budgets.refund(reserved, 0.0)
+    assert budgets.left("a", 0.0) == (5.0, 600.0)
+
+
+def test_what_was_used_beyond_the_reservation_is_owed() -> None:
+    budgets, allowance = Budgets(), Allowance(tokens_per_min=600.0)
+    reserved = budgets.reserve("a", allowance, 500, 0.0)
+    assert isinstance(reserved, Reservation)
+    budgets.commit(reserved, 900.0, 0.0)
+    wait_s = budgets.reserve("a", allowance, 100, 0.0)
+    assert wait_s == pytest.approx(40.0)
+    assert isinstance(budgets.reserve("a", allowance, 100, 40.0), Reservation)
+
+
+def test_pickers_that_share_a_pool_share_its_budgets() -> None:
+    budgets, allowance = Budgets(), Allowance(tokens_per_min=600.0)
+    budgets.reserve("a", allowance, 100, 0.0)
+    budgets.share(0.5)
+    assert budgets.left("a", 0.0) == (None, 250.0)
+
+
+def test_a_request_larger_than_the_budget_goes_when_it_is_full() -> None:
+    budgets, allowance = Budgets(), Allowance(tokens_per_min=600.0)
+    assert isinstance(budgets.reserve("a", allowance, 5000, 0.0), Reservation)
+    assert budgets.reserve("a", allowance, 100, 0.0) == pytest.approx(450.0)
