@@ -83,6 +83,7 @@ async def replay(server: EngineServer, start: int = 0, request: list[bytes] | No
     context = zmq.asyncio.Context()
     dealer = context.socket(zmq.DEALER)
     try:
+        dealer.setsockopt(zmq.IPV6, 1)
         dealer.connect(sources_of(server).replay_endpoint)
         await dealer.send_multipart(request or [b"", start.to_bytes(8, "big")])
         out = []
@@ -96,13 +97,14 @@ async def replay(server: EngineServer, start: int = 0, request: list[bytes] | No
 
 
 @asynccontextmanager
-async def subscribed(server: EngineServer, topic: bytes = b"") -> AsyncIterator[zmq.asyncio.Socket]:
-    """A SUB socket; the publisher may not know it yet."""
+async def subscribed(source: EngineServer | str, topic: bytes = b"") -> AsyncIterator[zmq.asyncio.Socket]:
+    """A SUB socket to a server or an address; the publisher may not know it yet."""
+    endpoint = source if isinstance(source, str) else sources_of(source).endpoint
     context = zmq.asyncio.Context()
     sub = context.socket(zmq.SUB)
     try:
         sub.setsockopt(zmq.SUBSCRIBE, topic)
-        sub.connect(sources_of(server).endpoint)
+        sub.connect(endpoint)
         yield sub
     finally:
         sub.close(linger=0)

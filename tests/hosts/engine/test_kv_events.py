@@ -1,9 +1,16 @@
 """KV events of a running engine over real sockets: the live stream, replays, faults, and that they tell the truth."""
 
 import asyncio
+import json
+import re
+import signal
 import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 import xxhash
@@ -371,5 +378,71 @@ def test_an_adapter_that_is_loaded_again_never_hits_blocks_of_the_old_one() -> N
             await engine.post("/v1/unload_lora_adapter", {"lora_name": "sql"})
             await engine.post("/v1/load_lora_adapter", again)
             assert await complete(engine, "x" * 400, model="sql") == 0
+
+    run_async(check())
+
+
+@asynccontextmanager
+async def process(endpoint: str) -> AsyncIterator[Engine]:
+    """`shoal engine` as a process that publishes; it must end cleanly."""
+    config = json.dumps({"enable_kv_cache_events": True, "endpoint": endpoint})
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "shoal.cli", "engine", "--port", "0", "--slow-factor", "0.02", "--kv-events-config", config),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        found = re.search(rb"http://127.0.0.1:(\d+)", await child.stdout.readline())
+        assert found is not None
+        async with aiohttp.ClientSession() as session:
+            yield Engine(int(found[1]), session)
+        child.send_signal(signal.SIGTERM)
+        _, errors = await child.communicate()
+        assert (child.returncode, errors) == (0, b"")
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+@pytest.mark.e2e
+def test_a_process_that_starts_again_on_its_port_counts_from_zero() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def check() -> None:
+        async with subscribed(f"tcp://127.0.0.1:{port}") as sub:
+            seen: list[list[int]] = []
+            for _ in range(2):
+                async with process(f"tcp://*:{port}") as engine:
+                    sent = 0
+                    while not await sub.poll(50):
+                        await complete(engine, f"{sent} once" * 20)
+                        sent += 1
+                    seen.append([(await receive(sub)).number, sent])
+                    await asyncio.sleep(0.1)
+                    while await sub.poll(0):
+                        await receive(sub)
+            assert all(number < sent for number, sent in seen), "numbers begin anew with the process"
+
+    run_async(check())
+
+
+def test_a_free_port_is_taken_on_the_interface_that_the_engine_listens_on() -> None:
+    async def check() -> None:
+        for host, expected in (("::1", r"tcp://\[::1\]:\d+"), ("localhost", r"tcp://127\.0\.0\.1:\d+")):
+            server = EngineServer()
+            try:
+                await server.start(quick(kv_events=events_on(), host=host))
+            except ConfigError as error:
+                pytest.skip(f"no such interface here: {error}")
+            try:
+                assert re.fullmatch(expected, sources_of(server).endpoint)
+                assert await replay(server) == []
+            finally:
+                await server.stop()
 
     run_async(check())

@@ -91,6 +91,7 @@ class EngineServer:
         if not 0 <= config.port <= 65535:  # uvloop would quietly take another one
             raise ConfigError(f"{config.port} is no port", source="--port")
         engine_config = config.engine()
+        tls = _tls(config)
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._recorder = Recorder(config.record_last)
@@ -107,7 +108,7 @@ class EngineServer:
         )
         try:
             self._listener = await self._loop.create_server(
-                self._server, config.host, config.port, ssl=_tls(config), backlog=_BACKLOG
+                self._server, config.host, config.port, ssl=tls, backlog=_BACKLOG
             )
         except OSError as error:
             await self.stop()
