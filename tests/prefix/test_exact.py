@@ -121,7 +121,8 @@ def test_a_block_on_several_tiers_counts_on_the_fastest() -> None:
     index.store(2, blocks(11, 12, 13), Tier.CPU)
     index.store(2, blocks(12), Tier.GPU)
     index.store(2, blocks(13), Tier.SHARED)
-    assert index.match(blocks(11, 12, 13)).by_tier(2) == (1, 2, 0, 0)
+    by_tier = dict(zip(TIERS, index.match(blocks(11, 12, 13)).by_tier(2), strict=True))
+    assert by_tier == {Tier.GPU: 1, Tier.EXPECTED: 0, Tier.CPU: 2, Tier.DISK: 0, Tier.SHARED: 0}
 
 
 def test_what_a_publisher_left_behind_is_not_the_next_ones() -> None:

@@ -24,6 +24,7 @@ _STAMP_MASK = np.uint64(((1 << 64) - 1) ^ _ID_MASK)
 _SETS_SHARE = 8
 _ALL_TIERS = (1 << len(TIERS)) - 1
 _TIER_NUMBER = {tier: number for number, tier in enumerate(TIERS)}
+_FURTHER_TIERS = range(1, len(TIERS))
 # Bits are given anew to a cleared slot while the old ones are washed out of the sets.
 _SPARE_PLACES = 256
 _MAX_PLACES = MAX_SLOTS + _SPARE_PLACES
@@ -222,7 +223,10 @@ class ExactIndex:
         start = 0
         for end in ends:
             holders = masks[ids[start]] & live
-            places &= holders | holders >> 1 | holders >> 2 | holders >> 3
+            on_any = holders
+            for tier in _FURTHER_TIERS:
+                on_any |= holders >> tier
+            places &= on_any
             if not places:
                 break
             stretches.append(Leading(places, holders, end - start))

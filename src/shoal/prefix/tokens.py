@@ -34,16 +34,16 @@ class TokenHasher:
     A and the coefficients come from `key`, so that nobody without it can make blocks that collide.  Both steps are
     sums, so a long prompt takes a few array operations, and a digest can be kept until its parent's key is known.
 
-    key: secret of the pool, 0 to 2**64-1; all routers of a pool share it.
+    key: secret of the pool, 0 to 2**64-1; all routers of a pool share it.  factor: A.
     """
 
-    __slots__ = ("_coefficients", "_descending", "_factor", "_key", "_powers", "_seeds")
+    __slots__ = ("_coefficients", "_descending", "_key", "_powers", "_seeds", "factor")
 
     def __init__(self, key: int) -> None:
         self._key = key
-        self._factor = xxh3_64_intdigest(b"factor", key) | 1
-        self._powers = _powers(self._factor)
-        self._descending = _powers(pow(self._factor, -1, 1 << 64))
+        self.factor = xxh3_64_intdigest(b"factor", key) | 1
+        self._powers = _powers(self.factor)
+        self._descending = _powers(pow(self.factor, -1, 1 << 64))
         self._coefficients: dict[int, Blocks] = {}
         self._seeds: dict[tuple[str, str, int], int] = {}
 
@@ -106,16 +106,16 @@ class TokenHasher:
     def extra_digest(self, extra: tuple[str, ...]) -> int:
         """Return what a block's extras change in its digest; each string carries its length, their order is none."""
         text = "".join([f"{len(part)}:{part}" for part in sorted(extra)])
-        return xxh3_64_intdigest(text.encode(errors="surrogatepass"), self._factor)
+        return xxh3_64_intdigest(text.encode(errors="surrogatepass"), self.factor)
 
     def step(self, parent: int, digests: list[int]) -> list[int]:
         """Return the keys of a few blocks that follow the key `parent`."""
-        factor = self._factor
+        factor = self.factor
         return [parent := (parent * factor + digest) & _WORD for digest in digests]
 
     def _make_coefficients(self, block_size: int) -> Blocks:
         """Return a summand and a coefficient for each place in a block."""
-        made = [xxh3_64_intdigest(b"%d" % place, self._factor) for place in range(block_size + 1)]
+        made = [xxh3_64_intdigest(b"%d" % place, self.factor) for place in range(block_size + 1)]
         return np.array(made, np.uint64)
 
 

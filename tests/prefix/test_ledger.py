@@ -1,0 +1,300 @@
+"""The ledger against a model of an engine's cache: what it says is held is what lies there."""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored, Tier
+from shoal.prefix.hashing import read_blocks
+from shoal.prefix.ledger import Change, Cleared, Ledger, Stored
+from shoal.prefix.tokens import TokenHasher
+
+HASHER = TokenHasher(7)
+SIZE = 4
+
+
+def tokens_of(names: tuple[int, ...]) -> list[int]:
+    """A block of four ids for each name."""
+    return [name * 10 + place for name in names for place in range(SIZE)]
+
+
+def keys_of(names: tuple[int, ...], adapter: str = "", salt: str = "") -> list[int]:
+    raw = np.array(tokens_of(names), "<u4").tobytes()
+    return read_blocks(HASHER.hash_tokens(raw, "m", adapter, salt, SIZE)).tolist()
+
+
+def hash_of(names: tuple[int, ...]) -> int:
+    """What the engine calls the last block of a chain: nothing that we could compute."""
+    return hash(names) & (1 << 64) - 1
+
+
+def hashes_of(names: tuple[int, ...], start: int = 0) -> list[int]:
+    return [hash_of(names[: end + 1]) for end in range(start, len(names))]
+
+
+def stored(names: tuple[int, ...], start: int = 0, tier: Tier = Tier.GPU, **more: object) -> KvStored:
+    """The event for the blocks of a chain from `start` on."""
+    parent = hash_of(names[:start]) if start else None
+    return KvStored(hashes_of(names, start), parent, tokens_of(names[start:]), SIZE, tier, **more)  # type: ignore[arg-type]
+
+
+def bare(names: tuple[int, ...], start: int, tier: Tier) -> KvStored:
+    return KvStored(hashes_of(names, start), None, [], 0, tier)
+
+
+class Held:
+    """What changes come to."""
+
+    def __init__(self) -> None:
+        self.keys: defaultdict[Tier, set[int]] = defaultdict(set)
+
+    def take(self, changes: list[Change]) -> None:
+        for change in changes:
+            if isinstance(change, Cleared):
+                self.keys.clear()
+            elif isinstance(change, Stored):
+                self.keys[change.tier].update(read_blocks(change.keys).tolist())
+            else:
+                self.keys[change.tier].difference_update(read_blocks(change.keys).tolist())
+
+    def sets(self) -> dict[Tier, set[int]]:
+        return {tier: keys for tier, keys in self.keys.items() if keys}
+
+
+def said(ledger: Ledger, *events: KvEvent) -> dict[Tier, set[int]]:
+    """What is held after these events, of a ledger that was empty."""
+    held = Held()
+    held.take(ledger.apply(events))
+    return held.sets()
+
+
+def fresh(max_bytes: int = 1 << 20) -> Ledger:
+    return Ledger(HASHER, "m", max_bytes)
+
+
+class Engine:
+    """A cache of chains with copies, which announces what it does."""
+
+    def __init__(self) -> None:
+        self.copies: Counter[tuple[Tier, tuple[int, ...]]] = Counter()
+
+    def compute(self, names: tuple[int, ...]) -> list[KvEvent]:
+        """Serve a prompt: what is there is used, the rest is computed; its last block always is, as engines do."""
+        start = 0
+        while start < len(names) - 1 and self.copies[Tier.GPU, names[: start + 1]]:
+            start += 1
+        if start == 0 and self.copies[Tier.GPU, names[:1]]:
+            return []
+        for end in range(start, len(names)):
+            self.copies[Tier.GPU, names[: end + 1]] += 1
+        return [stored(names, start)] if names else []
+
+    def offload(self, names: tuple[int, ...]) -> list[KvEvent]:
+        there = [names[:end] for end in range(1, len(names) + 1) if self.copies[Tier.GPU, names[:end]]]
+        for chain in there:
+            self.copies[Tier.CPU, chain] += 1
+        return [KvStored([hash_of(chain) for chain in there], None, [], 0, Tier.CPU)] if there else []
+
+    def evict(self, names: tuple[int, ...], tier: Tier) -> list[KvEvent]:
+        """Remove the deepest block of a chain that nothing hangs on."""
+        for end in range(len(names), 0, -1):
+            if self.copies[tier, names[:end]]:
+                self.copies[tier, names[:end]] -= 1
+                return [KvRemoved([hash_of(names[:end])], tier)]
+        return []
+
+    def reset(self) -> list[KvEvent]:
+        self.copies.clear()
+        return [KvCleared()]
+
+    def report(self, names: tuple[int, ...]) -> list[KvEvent]:
+        """Say again what a request hits, from its first block on."""
+        end = 0
+        while end < len(names) and self.copies[Tier.GPU, names[: end + 1]]:
+            end += 1
+        return [stored(names[:end])] if end else []
+
+    def sets(self) -> dict[Tier, set[int]]:
+        keys: defaultdict[Tier, set[int]] = defaultdict(set)
+        for (tier, names), count in self.copies.items():
+            if count:
+                keys[tier].add(keys_of(names)[-1])
+        return dict(keys)
+
+
+chains = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
+acts = st.lists(
+    st.tuples(st.sampled_from(["compute"] * 4 + ["offload", "evict", "evict", "drop", "report", "reset"]), chains),
+    max_size=40,
+)
+
+
+def play(engine: Engine, verb: str, names: tuple[int, ...]) -> list[KvEvent]:
+    if verb == "evict":
+        return engine.evict(names, Tier.GPU)
+    if verb == "drop":
+        return engine.evict(names, Tier.CPU)
+    if verb == "reset":
+        return engine.reset()
+    return list(getattr(engine, verb)(names))
+
+
+@given(acts, st.lists(st.integers(1, 8), min_size=1, max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_what_it_says_is_what_the_engine_holds(history: list[tuple[str, tuple[int, ...]]], cuts: list[int]) -> None:
+    engine, ledger, held = Engine(), fresh(), Held()
+    waiting: list[KvEvent] = []
+    for number, (verb, names) in enumerate(history):
+        waiting += play(engine, verb, names)
+        if number % cuts[number % len(cuts)] == 0:
+            held.take(ledger.apply(waiting))
+            waiting = []
+            assert held.sets() == engine.sets()
+    held.take(ledger.apply(waiting))
+    assert held.sets() == engine.sets()
+
+
+@given(acts)
+@settings(deadline=None)
+def test_a_small_ledger_never_says_more_than_the_engine_holds(history: list[tuple[str, tuple[int, ...]]]) -> None:
+    engine, ledger, held = Engine(), fresh(2_000), Held()
+    for verb, names in history:
+        held.take(ledger.apply(play(engine, verb, names)))
+        truth = engine.sets()
+        assert all(keys <= truth.get(tier, set()) for tier, keys in held.sets().items())
+
+
+@given(chains, st.permutations(range(6)), st.data())
+@settings(deadline=None)
+def test_runs_are_joined_in_whatever_order_they_come(
+    names: tuple[int, ...], order: list[int], data: st.DataObject
+) -> None:
+    ledger, held = fresh(), Held()
+    events = [stored(names[: place + 1], place) for place in order if place < len(names)]
+    batch = data.draw(st.integers(1, 6))
+    for start in range(0, len(events), batch):
+        held.take(ledger.apply(events[start : start + batch]))
+    assert held.sets() == {Tier.GPU: set(keys_of(names))}
+    assert ledger.gauges().orphans == 0
+
+
+def test_b12_what_an_engine_calls_its_blocks_does_not_matter() -> None:
+    one = KvStored([11, 12], None, tokens_of((1, 2)), SIZE)
+    other = KvStored([2**64 - 1, 5], None, tokens_of((1, 2)), SIZE)
+    assert said(fresh(), one) == said(fresh(), other) == {Tier.GPU: set(keys_of((1, 2)))}
+
+
+def test_b13_salts_and_adapters_part_what_is_held() -> None:
+    salted = stored((1, 2), extras=[("s",), None])
+    assert said(fresh(), salted) == {Tier.GPU: set(keys_of((1, 2), salt="s"))}
+    assert said(fresh(), stored((1, 2), lora="l")) == {Tier.GPU: set(keys_of((1, 2), adapter="l"))}
+    both = said(fresh(), stored((1, 2)), KvStored([1, 2], None, tokens_of((1, 2)), SIZE, extras=[("s",), None]))
+    assert both == {Tier.GPU: set(keys_of((1, 2))) | set(keys_of((1, 2), salt="s"))}
+
+
+def test_b6_children_that_come_before_their_parent_are_not_lost() -> None:
+    ledger = fresh()
+    assert ledger.apply([stored((1, 2, 3, 4), 2), bare((1, 2, 3), 2, Tier.CPU)]) == []
+    assert ledger.gauges().orphans == 3
+    held = Held()
+    held.take(ledger.apply([stored((1, 2))]))
+    keys = keys_of((1, 2, 3, 4))
+    assert held.sets() == {Tier.GPU: set(keys), Tier.CPU: {keys[2]}}
+    assert ledger.gauges().joined == 3
+
+
+def test_what_was_removed_while_it_waited_is_not_held_when_its_parent_comes() -> None:
+    ledger, held = fresh(), Held()
+    ledger.apply([stored((1, 2, 3, 4), 2)])
+    ledger.apply([KvRemoved(hashes_of((1, 2, 3), 2))])
+    held.take(ledger.apply([stored((1, 2))]))
+    keys = keys_of((1, 2, 3, 4))
+    assert held.sets() == {Tier.GPU: {keys[0], keys[1], keys[3]}}
+
+
+def test_orphans_are_bounded() -> None:
+    ledger = fresh(200_000)
+    for number in range(2_000):
+        ledger.apply([KvStored([10**6 + number], 10**9 + number, tokens_of((1,)), SIZE)])
+    gauges = ledger.gauges()
+    assert gauges.orphans < 100
+    assert gauges.lost_orphans > 1_900
+    assert gauges.used_bytes < 200_000
+
+
+def test_a_report_of_what_is_held_adds_no_copy() -> None:
+    ledger, held = fresh(), Held()
+    for _ in range(50):
+        held.take(ledger.apply([stored((1, 2, 3))]))
+    held.take(ledger.apply([KvRemoved([hash]) for hash in hashes_of((1, 2, 3))]))
+    assert held.sets() == {}
+
+
+def test_a_second_copy_is_held_until_its_own_remove() -> None:
+    ledger, held = fresh(), Held()
+    held.take(ledger.apply([stored((1, 2, 3)), stored((1, 2, 3), 1)]))
+    held.take(ledger.apply([KvRemoved(hashes_of((1, 2, 3), 2))]))
+    assert held.sets() == {Tier.GPU: set(keys_of((1, 2, 3)))}
+    held.take(ledger.apply([KvRemoved(hashes_of((1, 2, 3), 2))]))
+    assert held.sets() == {Tier.GPU: set(keys_of((1, 2)))}
+
+
+def test_sparse_groups_are_not_counted_whatever_they_remove() -> None:
+    ledger = fresh()
+    window = KvStored(hashes_of((1, 2)), None, tokens_of((1, 2)), SIZE, group=1, kind="sliding_window")
+    holes = KvStored(hashes_of((7, 8)), None, tokens_of((7, 8, 9)), SIZE)
+    full = stored((1, 2), kind="full_attention")
+    removed = KvRemoved(hashes_of((1, 2)), group=1)
+    assert said(ledger, window, holes, full, removed) == {Tier.GPU: set(keys_of((1, 2)))}
+    assert ledger.gauges().other_groups == 3
+
+
+def test_only_one_of_several_dense_groups_is_followed() -> None:
+    ledger, held = fresh(), Held()
+    for group in (3, 4):
+        held.take(ledger.apply([stored((1, 2), kind="full_attention", group=group)]))
+    held.take(ledger.apply([KvRemoved(hashes_of((1, 2)), group=3)]))
+    assert held.sets() == {}
+
+
+def test_after_a_reset_nothing_of_before_is_held_and_another_block_size_is_taken() -> None:
+    ledger = fresh()
+    first = ledger.apply([stored((1, 2))])
+    assert [change.block_size_tokens for change in first if isinstance(change, Stored)] == [SIZE]
+    other = KvStored([1], None, list(range(8)), 8)
+    (cleared, again) = ledger.apply([stored((3,)), KvCleared(), other])
+    assert cleared == Cleared()
+    assert isinstance(again, Stored)
+    assert (len(again.keys), again.block_size_tokens) == (8, 8)
+    assert ledger.apply([stored((1, 2))]) == []
+    assert ledger.gauges().unreadable == 1
+
+
+def test_b11_a_number_out_of_range_costs_its_own_event_only() -> None:
+    ledger = fresh()
+    wrong = [
+        KvStored([-1], None, tokens_of((1,)), SIZE),
+        KvStored([1], 1 << 64, tokens_of((1,)), SIZE),
+        KvStored([1], None, [1, 2, 3, -4], SIZE),
+        KvStored([1], None, [1, 2, 3, 1 << 32], SIZE),
+    ]
+    assert said(ledger, *wrong, stored((1, 2))) == {Tier.GPU: set(keys_of((1, 2)))}
+    assert ledger.gauges().unreadable == 4
+
+
+def test_b3_stores_without_removes_keep_to_the_budget_and_the_newest() -> None:
+    ledger, held = fresh(1 << 20), Held()
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        hashes = rng.integers(1, 2**63, 1_000).tolist()
+        tokens = rng.integers(0, 150_000, 1_000 * SIZE).tolist()
+        held.take(ledger.apply([KvStored(hashes, None, tokens, SIZE)]))
+        assert ledger.gauges().used_bytes < 1 << 20
+    gauges = ledger.gauges()
+    assert gauges.let_go > 200_000
+    assert len(held.keys[Tier.GPU]) == gauges.blocks
+    assert len(held.keys[Tier.GPU]) > 20_000
+    raw = HASHER.hash_tokens(np.array(tokens, "<u4").tobytes(), "m", "", "", SIZE)
+    assert set(read_blocks(raw).tolist()) <= held.keys[Tier.GPU]
