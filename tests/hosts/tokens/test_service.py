@@ -1,0 +1,294 @@
+"""The service that fetches tokens: what is asked of whom, bounds, and what goes wrong."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from shoal.hosts.tokens import Backend, Tokenizers, TokenSettings
+from shoal.hosts.tokens.local import LocalTokenizer
+from shoal.hosts.tokens.prompts import read_prompt
+from shoal.hosts.waiting import Asked
+from shoal.kernel import ConfigError
+from shoal.pool import Api, Endpoint, EndpointState, Request, ServedModel
+from shoal.routing.commands import Fetch
+from shoal.routing.events import (
+    EndpointChanged,
+    EndpointJoined,
+    EndpointLeft,
+    Fetched,
+    FetchFailed,
+    ModelsSeen,
+    TokenKeys,
+)
+from tests.hosts.tokens.tiny_model import write
+
+CANARY = "the canary sings at midnight"
+
+
+class Maker:
+    """Makes keys that say what they were made of."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def hash_tokens(
+        self,
+        tokens: bytes,
+        model: str,
+        adapter: str,
+        salt: str,
+        block_size: int,
+        extras: Sequence[tuple[str, ...] | None] | None = None,
+    ) -> bytes:
+        self.calls.append((len(tokens) // 4, model, adapter, salt, block_size, extras))
+        return bytes(8 * (len(tokens) // 4 // block_size))
+
+
+class Scene:
+    """A service and what it has told."""
+
+    def __init__(self, settings: TokenSettings) -> None:
+        self.maker = Maker()
+        self.tokens = Tokenizers(self.maker, settings)
+        self.told: list[Fetched | FetchFailed] = []
+
+    def fetch(self, body: Any, api: Api = Api.CHAT, **command: Any) -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        name = f"r-{len(self.maker.calls)}"
+        asked = Asked(Request(id=name, api=api), {}, data)
+        wanted = {"model": "m", "adapter": "", "block_sizes": (16,), **command}
+        return self.tokens.fetch(Fetch(name, **wanted), asked, self.told.append)
+
+    async def tell(self, body: Any, api: Api = Api.CHAT, **command: Any) -> Fetched | FetchFailed:
+        count = len(self.told)
+        self.fetch(body, api, **command)
+        assert len(self.told) == count, "told from within fetch"
+        while len(self.told) == count:
+            await asyncio.sleep(0.002)
+        return self.told[-1]
+
+    def join(self, name: str, engine: str, *models: str, address: str = "127.0.0.1:1") -> None:
+        for event in (
+            EndpointJoined(Endpoint(id=name, address=address, engine=engine)),
+            ModelsSeen(name, tuple(ServedModel(id=model) for model in models)),
+            EndpointChanged(name, EndpointState.READY),
+        ):
+            self.tokens.engines.on_event(event)
+
+
+def play(scene: Callable[[Scene], Awaitable[None]], settings: TokenSettings = TokenSettings()) -> None:
+    async def main() -> None:
+        made = Scene(settings)
+        async with asyncio.timeout(60):
+            await scene(made)
+        await made.tokens.close()
+
+    uvloop.run(main())
+
+
+def chat(text: str = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+def local(tmp_path: Path, **more: Any) -> TokenSettings:
+    return TokenSettings(backends=(Backend(path=write(tmp_path / "model")),), **more)
+
+
+def test_a_local_tokenizer_gives_keys_for_each_block_size_and_no_ids(tmp_path: Path) -> None:
+    async def scene(made: Scene) -> None:
+        event = await made.tell(chat("x" * 100, cache_salt="s"), adapter="lora", block_sizes=(16, 32))
+        model = LocalTokenizer(tmp_path / "model", 1 << 20, 1)
+        (ids,) = model.tokenise(read_prompt(Api.CHAT, json.dumps(chat("x" * 100)).encode()))
+        count = len(ids) // 4
+        keys = tuple(TokenKeys(size, bytes(8 * (count // size))) for size in (16, 32))
+        assert event == Fetched("r-0", count, keys)
+        assert made.maker.calls == [(count, "m", "lora", "s", 16, None), (count, "m", "lora", "s", 32, None)]
+
+    play(scene, local(tmp_path))
+
+
+def test_prompts_beyond_the_first_count_as_tokens_only(tmp_path: Path) -> None:
+    async def scene(made: Scene) -> None:
+        event = await made.tell({"prompt": [[1] * 40, [2] * 20]}, Api.COMPLETIONS)
+        assert event == Fetched("r-0", 60, (TokenKeys(16, bytes(16)),))
+
+    play(scene, local(tmp_path))
+
+
+def test_a_model_without_a_backend_of_its_own_goes_by_the_estimate(tmp_path: Path) -> None:
+    async def scene(made: Scene) -> None:
+        assert isinstance(await made.tell(chat()), Fetched)
+        assert await made.tell(chat(), model="other") == FetchFailed("r-1", "unconfigured")
+
+    play(scene, TokenSettings(backends=(Backend(model="m", path=write(tmp_path / "model")),)))
+
+
+def test_embedded_engines_are_tokenised_for_in_process() -> None:
+    async def scene(made: Scene) -> None:
+        made.join("a", "shoal", "m")
+        event = await made.tell(chat("x" * 400))
+        assert isinstance(event, Fetched)
+        assert event.prompt_tokens > 100
+
+    play(scene)
+
+
+def test_other_engines_are_asked_themselves() -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        size = next(int(line[16:]) for line in head.split("\r\n") if line.lower().startswith("content-length:"))
+        body = json.loads(await reader.readexactly(size))
+        asked.append((head.split(" ")[1], body["model"]))
+        data = b'{"tokens":[1,2,3],"token_ids":[1,2,3,4]}'
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+        writer.close()
+
+    async def scene(made: Scene) -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        made.join("a", "vllm", "m", "lora", address=address)
+        made.join("b", "sglang", "s", address=address)
+        first = await made.tell(chat(), adapter="lora")
+        second = await made.tell(chat(), model="s")
+        assert [event.prompt_tokens for event in (first, second) if isinstance(event, Fetched)] == [4, 3]
+        assert asked == [("/v1/chat/completions/render", "lora"), ("/tokenize", "s")]
+        server.close()
+
+    play(scene)
+
+
+def test_only_ready_engines_that_serve_the_model_are_asked() -> None:
+    async def scene(made: Scene) -> None:
+        engines = made.tokens.engines
+        assert await made.tell(chat()) == FetchFailed("r-0", "no-engine")
+        made.join("a", "shoal", "m")
+        made.join("b", "shoal", "other")
+        assert [engine.id for engine in (engines.serving("m"), engines.serving("other")) if engine] == ["a", "b"]
+        engines.on_event(EndpointChanged("a", EndpointState.DRAINING))
+        assert engines.serving("m") is None
+        engines.on_event(EndpointChanged("a", EndpointState.READY))
+        engines.on_event(EndpointLeft("a"))
+        assert engines.serving("m") is None
+
+    play(scene)
+
+
+def test_too_much_at_once_goes_by_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    real = LocalTokenizer.tokenise
+    monkeypatch.setattr(LocalTokenizer, "tokenise", lambda self, prompt: (gate.wait(30), real(self, prompt))[1])
+
+    async def scene(made: Scene) -> None:
+        for _ in range(5):
+            made.fetch(chat())
+        while len(made.told) < 2:
+            await asyncio.sleep(0.002)
+        assert [event.reason for event in made.told if isinstance(event, FetchFailed)] == ["overloaded"] * 2
+        gate.set()
+        while len(made.told) < 5:
+            await asyncio.sleep(0.002)
+        assert isinstance(await made.tell(chat()), Fetched)
+
+    play(scene, local(tmp_path, max_waiting=3))
+
+
+def test_bytes_that_wait_are_bounded_and_given_back(tmp_path: Path) -> None:
+    async def scene(made: Scene) -> None:
+        for _ in range(3):
+            assert isinstance(await made.tell(chat("x" * 5000)), Fetched)
+        assert await made.tell(chat("x" * 12_000)) == FetchFailed("r-3", "overloaded")
+        assert isinstance(await made.tell(chat("x" * 5000)), Fetched)
+
+    play(scene, local(tmp_path, max_waiting_bytes=10_000))
+
+
+def test_a_cancelled_fetch_tells_nothing_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    real = LocalTokenizer.tokenise
+    begun: list[int] = []
+
+    def tokenise(self: LocalTokenizer, prompt: Any) -> Any:
+        begun.append(1)
+        gate.wait(30)
+        return real(self, prompt)
+
+    monkeypatch.setattr(LocalTokenizer, "tokenise", tokenise)
+
+    async def scene(made: Scene) -> None:
+        jobs = [made.fetch(chat()) for _ in range(4)]
+        while not begun:
+            await asyncio.sleep(0.002)
+        for job in jobs:
+            job.cancel()
+        gate.set()
+        event = await made.tell(chat())
+        assert made.told == [event]
+        assert len(begun) == 2, "what had not begun was not tokenised"
+        waiting = next(family for family in made.tokens.families() if family.name == "shoal_token_fetches_waiting")
+        assert waiting.samples[0].value == 0
+
+    play(scene, local(tmp_path))
+
+
+def test_a_body_that_is_too_long_or_unreadable_has_a_reason(tmp_path: Path) -> None:
+    async def scene(made: Scene) -> None:
+        assert await made.tell(chat("x" * 2000)) == FetchFailed("r-0", "too-large")
+        assert await made.tell(b"{") == FetchFailed("r-0", "unreadable")
+        assert await made.tell({"prompt": []}, Api.COMPLETIONS) == FetchFailed("r-0", "unreadable")
+
+    play(scene, local(tmp_path, max_body_bytes=1000))
+
+
+def test_a_fault_is_a_reason_and_its_log_holds_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: LocalTokenizer, prompt: Any) -> Any:
+        raise RuntimeError(f"cannot do {prompt}")
+
+    monkeypatch.setattr(LocalTokenizer, "tokenise", fail)
+
+    async def scene(made: Scene) -> None:
+        assert await made.tell(chat(CANARY)) == FetchFailed("r-0", "fault")
+
+    with caplog.at_level(logging.DEBUG):
+        play(scene, local(tmp_path))
+    assert "RuntimeError" in caplog.text
+    assert CANARY not in caplog.text
+
+
+def test_a_directory_that_cannot_be_read_is_told_at_the_start_and_keeps_the_old_one_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigError):
+            Tokenizers(Maker(), TokenSettings(backends=(Backend(path=tmp_path / "none"),)))
+
+    uvloop.run(main())
+
+    async def scene(made: Scene) -> None:
+        made.tokens.configure(TokenSettings(backends=(Backend(path=tmp_path / "none"),)))
+        await asyncio.sleep(0.1)
+        assert isinstance(await made.tell(chat()), Fetched)
+        made.tokens.configure(TokenSettings(backends=(Backend(model="m", path=write(tmp_path / "two")),)))
+        while await made.tell(chat(), model="other") != FetchFailed(f"r-{len(made.maker.calls)}", "unconfigured"):
+            await asyncio.sleep(0.01)
+
+    play(scene, local(tmp_path))
+
+
+def test_outcomes_are_counted(tmp_path: Path) -> None:
+    async def scene(made: Scene) -> None:
+        await made.tell(chat())
+        await made.tell(b"{")
+        families = {family.name: family for family in made.tokens.families()}
+        counts = {tuple(sample.labels.values()): sample.value for sample in families["shoal_token_fetches"].samples}
+        assert counts == {("local", "ok"): 1, ("local", "unreadable"): 1}
+
+    play(scene, local(tmp_path))
