@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from shoal.hosts.waiting import Asked
 from shoal.kernel import Chance
+from shoal.measures import Family
 from shoal.routing import Arrived, Command, Ended, Event, Router, Ticked
 from shoal.routing.commands import Fetch
 from shoal.routing.config import load
@@ -57,6 +58,10 @@ class HeldTokens:
         """Hold the request."""
         self.open.append(HeldFetch(self, command, asked, done))
         return self.open[-1]
+
+    def families(self) -> list[Family]:
+        """Nothing is counted."""
+        return []
 
     def give(self) -> None:
         """Say of every request held that it has seven tokens."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
 from shoal.hosts.driver import OfRequest
+from shoal.measures import Family
 from shoal.pool import Request
 from shoal.routing.commands import Fetch
 from shoal.routing.events import Fetched, FetchFailed
@@ -43,6 +44,10 @@ class TokenSource(Protocol):
 
         Raises nothing: what goes wrong is a FetchFailed.
         """
+        ...
+
+    def families(self) -> list[Family]:
+        """Return its metrics."""
         ...
 
 

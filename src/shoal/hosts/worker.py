@@ -15,6 +15,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 from aiohttp import web
@@ -23,15 +24,19 @@ from shoal.hosts.driver import Driver
 from shoal.hosts.journal import JournalWriter
 from shoal.hosts.keys import KeyRing
 from shoal.hosts.picker import Picker
+from shoal.hosts.tokens import EngineList, settings_of
 from shoal.hosts.tracing import Tracer
 from shoal.hosts.workerpages import WorkerAdmin
-from shoal.kernel import Chance, ShoalError
+from shoal.kernel import Chance, ConfigError, ShoalError
 from shoal.measures import Fold
 from shoal.prefix import BLOCK_TOKENS, MAX_BLOCKS, BlockHasher
 from shoal.routing import Account, Configured, Event, Router
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.journal import Opening
 from shoal.scheduling.producers import ApproxPrefixCacheProducer
+
+if TYPE_CHECKING:
+    from shoal.hosts.tokens.service import Tokenizers
 
 log = logging.getLogger("shoal.worker")
 
@@ -57,6 +62,9 @@ class Worker:
         hasher = BlockHasher(int(options.hash_key, 16), _max_blocks(config))
         check_key = self._keys.check if self._keys else None
         self.picker = Picker(self.driver, config, hasher, options.picker_id, run, check_key)
+        self._engines = EngineList()
+        self._tokens: Tokenizers | None = None
+        self._fetch_tokens()
         self._stopped = asyncio.Event()
 
     # ------------------------------------------------------------------ for those who build on it
@@ -105,6 +113,25 @@ class Worker:
         if isinstance(event, Configured):
             self._config = load(event.text, "reload")
             self.picker.configure(self._config)
+            try:
+                self._fetch_tokens()
+            except ConfigError as error:
+                log.error("prompts go by the estimate: %s", error)
+        self._engines.on_event(event)
+
+    def _fetch_tokens(self) -> None:
+        """Make what fetches tokens, or configure it.  Raises ConfigError when it cannot be made."""
+        if self._config.precise is None:
+            return
+        settings = settings_of(self._config)
+        if self._tokens is not None:
+            self._tokens.configure(settings)
+            return
+        from shoal.hosts.tokens.service import Tokenizers
+        from shoal.prefix.tokens import TokenHasher
+
+        hasher = TokenHasher(int(self._options.hash_key, 16))
+        self._tokens = self.picker.tokens = Tokenizers(hasher, settings, self._engines)
 
     async def run(self) -> None:
         """Serve until stopped: SIGTERM, a finished drain, or the parent's death."""
@@ -128,6 +155,8 @@ class Worker:
             for watch in watches:
                 watch.cancel()
             await self._close()
+            if self._tokens is not None:
+                await self._tokens.close()
             await admin.cleanup()
             self.driver.close()
             self._tracer.close()

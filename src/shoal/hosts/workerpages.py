@@ -49,8 +49,8 @@ class WorkerAdmin:
 
     def families(self) -> list[Family]:
         """Every family of metrics now."""
-        driver = self._picker.driver
-        return driver.fold.families(driver.router.status())
+        driver, tokens = self._picker.driver, self._picker.tokens
+        return [*driver.fold.families(driver.router.status()), *(tokens.families() if tokens is not None else ())]
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -14,6 +14,12 @@ from tests.hosts.tokens.tiny_model import CHATML, tokenizer, write
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "é": "<"}}}
 
+# As vLLM's models write it.
+TOOL_WRITTEN_OUT = {
+    "type": "function",
+    "function": {"name": "look", "description": None, "parameters": {"type": "object", "é": "<"}},
+}
+
 
 def local(path: Path, **config: Any) -> LocalTokenizer:
     return LocalTokenizer(write(path, **config), 1 << 20, 7)
@@ -207,16 +213,25 @@ def test_a_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         local(tmp_path / "jinja", chat_template="{% for %}")
 
 
-@pytest.mark.parametrize("parts", [False, True])
-def test_transformers_gives_the_same(tmp_path: Path, parts: bool) -> None:
+@pytest.mark.parametrize("is_llama", [False, True])
+@pytest.mark.parametrize("template", [CHATML, PARTS])
+def test_transformers_gives_the_same(tmp_path: Path, template: str, is_llama: bool) -> None:
     transformers = pytest.importorskip("transformers")
-    path = write(tmp_path, tokenizer_class="PreTrainedTokenizerFast", chat_template=PARTS if parts else CHATML)
+    kind = "LlamaTokenizerFast" if is_llama else "PreTrainedTokenizerFast"
+    path = write(tmp_path, tokenizer_class=kind, chat_template=template, eos_token="<|im_end|>")
     made = LocalTokenizer(path, 1 << 20, 7)
-    theirs = transformers.AutoTokenizer.from_pretrained(path)
-    messages = [says("be kind", "system"), says("the fox <|im_end|> é 你"), says("hm", "assistant"), says("so?")]
-    shown = (
-        [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages] if parts else messages
-    )
-    expected = theirs.apply_chat_template(shown, add_generation_prompt=True, tokenize=True, return_dict=False)
-    assert ids(made, Api.CHAT, messages=messages) == [list(expected)]
-    assert ids(made, Api.COMPLETIONS, prompt="the fox") == [theirs("the fox")["input_ids"]]
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(path)
+    messages = [says("be kind", "system"), says("the fox <|im_end|> é 你"), says("hm  ", "assistant")]
+    shown = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    for flags in (
+        {"add_generation_prompt": True},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+        {"add_generation_prompt": True, "tools": [TOOL_WRITTEN_OUT]},
+    ):
+        given = shown if template is PARTS else messages
+        expected = theirs.apply_chat_template(given, tokenize=True, return_dict=False, **flags)
+        asked = {**flags, "tools": [TOOL]} if "tools" in flags else flags
+        assert ids(made, Api.CHAT, messages=messages, **asked) == [list(expected)]
+    if not is_llama:
+        assert ids(made, Api.COMPLETIONS, prompt="the fox") == [theirs("the fox")["input_ids"]]

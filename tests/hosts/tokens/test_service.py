@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from shoal.hosts.tokens import Backend, Tokenizers, TokenSettings
+from shoal.hosts.tokens import Backend, EngineList, TokenSettings
 from shoal.hosts.tokens.local import LocalTokenizer
 from shoal.hosts.tokens.prompts import read_prompt
+from shoal.hosts.tokens.service import Tokenizers
 from shoal.hosts.waiting import Asked
 from shoal.kernel import ConfigError
 from shoal.pool import Api, Endpoint, EndpointState, Request, ServedModel
@@ -56,7 +57,8 @@ class Scene:
 
     def __init__(self, settings: TokenSettings) -> None:
         self.maker = Maker()
-        self.tokens = Tokenizers(self.maker, settings)
+        self.engines = EngineList()
+        self.tokens = Tokenizers(self.maker, settings, self.engines)
         self.told: list[Fetched | FetchFailed] = []
 
     def fetch(self, body: Any, api: Api = Api.CHAT, **command: Any) -> Any:
@@ -80,7 +82,7 @@ class Scene:
             ModelsSeen(name, tuple(ServedModel(id=model) for model in models)),
             EndpointChanged(name, EndpointState.READY),
         ):
-            self.tokens.engines.on_event(event)
+            self.engines.on_event(event)
 
 
 def play(scene: Callable[[Scene], Awaitable[None]], settings: TokenSettings = TokenSettings()) -> None:
@@ -168,7 +170,7 @@ def test_other_engines_are_asked_themselves() -> None:
 
 def test_only_ready_engines_that_serve_the_model_are_asked() -> None:
     async def scene(made: Scene) -> None:
-        engines = made.tokens.engines
+        engines = made.engines
         assert await made.tell(chat()) == FetchFailed("r-0", "no-engine")
         made.join("a", "shoal", "m")
         made.join("b", "shoal", "other")
@@ -268,7 +270,7 @@ def test_a_fault_is_a_reason_and_its_log_holds_no_text(
 def test_a_directory_that_cannot_be_read_is_told_at_the_start_and_keeps_the_old_one_later(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(ConfigError):
-            Tokenizers(Maker(), TokenSettings(backends=(Backend(path=tmp_path / "none"),)))
+            Tokenizers(Maker(), TokenSettings(backends=(Backend(path=tmp_path / "none"),)), EngineList())
 
     uvloop.run(main())
 

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 
 from shoal.hosts.tokens import embedded
 from shoal.hosts.tokens.engines import EMBEDDED, EngineList
 from shoal.hosts.tokens.keys import KeyMaker, make_keys
-from shoal.hosts.tokens.local import LocalTokenizer
 from shoal.hosts.tokens.prompts import NoTokens, Prompt, inflated, read_prompt
 from shoal.hosts.tokens.remote import RemoteTokenizer, Rendered
 from shoal.hosts.tokens.settings import Backend, TokenSettings
@@ -26,6 +26,9 @@ from shoal.kernel import ConfigError
 from shoal.measures import Counter, Family, Gauge, Histogram
 from shoal.routing.commands import Fetch
 from shoal.routing.events import Fetched, FetchFailed
+
+if TYPE_CHECKING:
+    from shoal.hosts.tokens.local import LocalTokenizer
 
 log = logging.getLogger("shoal.tokens")
 
@@ -59,10 +62,11 @@ class Job:
 class Tokenizers:
     """The source of tokens of one worker, on the running loop.  `close` it.
 
-    maker: makes keys of token ids.  Raises ConfigError when a local tokenizer cannot be read.
+    maker: makes keys of token ids.  engines: those that may be asked; the caller tells it of events.  Raises
+    ConfigError when a local tokenizer cannot be read.
     """
 
-    def __init__(self, maker: KeyMaker, settings: TokenSettings = TokenSettings()) -> None:
+    def __init__(self, maker: KeyMaker, settings: TokenSettings, engines: EngineList) -> None:
         self._maker = maker
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(max_workers=settings.threads, thread_name_prefix="tokens")
@@ -72,7 +76,7 @@ class Tokenizers:
         self._local: dict[Path, LocalTokenizer] = {}
         self._remotes: dict[Backend, RemoteTokenizer] = {}
         self._reload: asyncio.Task[None] | None = None
-        self.engines = EngineList()
+        self._engines = engines
         self._fetches = Counter("shoal_token_fetches", "Prompts tokenised for the router.", ("source", "outcome"))
         self._seconds = Histogram("shoal_token_fetch_seconds", "From the question to the tokens.", SECONDS, ("source",))
         self._waiting = Gauge("shoal_token_fetches_waiting", "Prompts that are being tokenised or wait for it.")
@@ -80,12 +84,16 @@ class Tokenizers:
         self._settings = settings
         self._take(settings, self._load(settings))
 
-    def _load(self, settings: TokenSettings) -> dict[Path, LocalTokenizer]:
-        seed, budget_bytes = secrets.randbits(63), settings.budget_bytes
+    def _load(self, settings: TokenSettings) -> "dict[Path, LocalTokenizer]":
         paths = [backend.path for backend in settings.backends if backend.path is not None]
+        if not paths:
+            return {}
+        from shoal.hosts.tokens.local import LocalTokenizer
+
+        seed, budget_bytes = secrets.randbits(63), settings.budget_bytes
         return {path: self._local.get(path) or LocalTokenizer(path, budget_bytes, seed) for path in paths}
 
-    def _take(self, settings: TokenSettings, local: dict[Path, LocalTokenizer]) -> None:
+    def _take(self, settings: TokenSettings, local: "dict[Path, LocalTokenizer]") -> None:
         self._settings = settings
         self._local = local
         self._remotes = {}
@@ -149,7 +157,7 @@ class Tokenizers:
 
     def _by_engine(self, job: Job, backend: Backend) -> None:
         command = job.command
-        engine = self.engines.serving(command.adapter or command.model) or self.engines.serving(command.model)
+        engine = self._engines.serving(command.adapter or command.model) or self._engines.serving(command.model)
         if engine is None:
             self._fail_soon(job, "engine", "no-engine")
         elif engine.kind == EMBEDDED:
@@ -164,10 +172,10 @@ class Tokenizers:
 
     # ------------------------------------------------------------------ in a thread
 
-    def _in_thread(self, job: Job, source: str, tokenizer: LocalTokenizer | None) -> None:
+    def _in_thread(self, job: Job, source: str, tokenizer: "LocalTokenizer | None") -> None:
         self._threads.submit(self._work, job, source, tokenizer)
 
-    def _work(self, job: Job, source: str, tokenizer: LocalTokenizer | None) -> None:
+    def _work(self, job: Job, source: str, tokenizer: "LocalTokenizer | None") -> None:
         """Tokenise.  In a thread; raises nothing."""
         event: Fetched | FetchFailed = FetchFailed(job.command.request_id, "cancelled")
         if job.done is not None:
@@ -180,7 +188,7 @@ class Tokenizers:
                 event = _fault(job.command, error)
         self._to_loop(job, source, event)
 
-    def _tokenise(self, asked: Asked, tokenizer: LocalTokenizer | None) -> tuple[list[bytes], str]:
+    def _tokenise(self, asked: Asked, tokenizer: "LocalTokenizer | None") -> tuple[list[bytes], str]:
         api = asked.request.api
         body = inflated(asked.headers, asked.body, self._settings.max_body_bytes)
         if tokenizer is None:

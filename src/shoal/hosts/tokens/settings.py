@@ -6,6 +6,8 @@ Owns the choice alone; what a backend does is its own module's.
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.routing.config import RouterConfig
+
 
 class Backend(NamedTuple):
     """Where the tokens of a model come from; with neither path nor url from the engines themselves.
@@ -42,3 +44,15 @@ class TokenSettings(NamedTuple):
         if not self.backends:
             return Backend()
         return next((each for each in self.backends if each.model in ("", model)), None)
+
+
+def settings_of(config: RouterConfig) -> TokenSettings:
+    """Return what a configuration says; without a backend the engines are asked."""
+    producer = config.tokens
+    backend = Backend(producer.model_name)
+    if producer.local is not None:
+        backend = backend._replace(path=Path(producer.local.path))
+    elif producer.vllm is not None:
+        vllm = producer.vllm
+        backend = backend._replace(url=vllm.url, timeout_s=vllm.timeout_s, media_timeout_s=vllm.mm_timeout_s)
+    return TokenSettings(backends=(backend,))
