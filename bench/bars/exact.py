@@ -51,7 +51,7 @@ def _plan(seed: int, scale: float) -> Plan:
 
 async def _run(plan: Plan, config: str) -> LoadReport:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
-        flags = SMALL_CACHE
+        flags: tuple[str, ...] = SMALL_CACHE
         if config:
             path = Path(directory) / "config.yaml"
             path.write_text(config)
