@@ -324,7 +324,7 @@ def test_a_weight_on_a_filter_warns() -> None:
             LLM_D + "dataLayer:\n  peerDiscovery: {pluginRef: x}\n",
             4,
             "dataLayer.peerDiscovery",
-            "docs/config.md#not-yet",
+            "docs/sharing.md",
         ),
         (LLM_D + "---\n" + LLM_D, 5, "kind", "stands twice"),
         ("kind: Deployment\napiVersion: apps/v1\n", 1, "kind", "must be one of EndpointPickerConfig"),

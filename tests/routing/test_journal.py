@@ -44,7 +44,7 @@ def taught() -> PeerTaught:
     other = Pool(seed=3)
     for number in range(20):
         other.send(f"p{number % 7}", 640).finish(prompt_tokens=700, cached_tokens=100)
-    head = other.router.teach("x")
+    head, _ = other.router.teach("x")
     return structs.replace(head, rows=other.router.teach_rows("x", 0, head.clock)[0].rows)
 
 

@@ -260,7 +260,7 @@ def test_a_beginner_that_is_taught_knows_prompts_and_speeds() -> None:
     old, new = Pool(), Pool()
     for number in range(40):
         old.send(f"p{number}", 1_280).finish(prompt_tokens=1_280, cached_tokens=0, ttft_s=0.4)
-    head = old.router.teach("old")
+    head, _ = old.router.teach("old")
     new.feed(head)
     at: int | None = 0
     while at is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.hosts.keys import new_key, parse_keys
+from shoal.hosts.sharing import new_secret
 from shoal.kernel import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _EXAMPLES = """examples:
   shoal keys new alice --file keys.txt   make a key, add its hash to the file, print the key once
   shoal keys new alice --file keys.txt   once more: a second key of the same name, to replace the first without a gap
   shoal keys new alice                   print the line, for a file that is kept elsewhere
+  shoal keys secret pool.secret          make the secret that pickers of several pools share (docs/sharing.md)
   shoal keys check keys.txt              validate the file and list its names
 
 The pool reads the file that `auth: {keys_file: ...}` of its configuration names, and reads it again when it changes.
@@ -27,7 +29,7 @@ The pool reads the file that `auth: {keys_file: ...}` of its configuration names
 
 
 def add_parser(subparsers: "Subparsers") -> None:
-    """Add the verb and its two actions."""
+    """Add the verb and its actions."""
     parser = subparsers.add_parser(
         "keys",
         help="make API keys and check a keys file",
@@ -40,6 +42,9 @@ def add_parser(subparsers: "Subparsers") -> None:
     new.add_argument("name", help="who the key is for; shown in logs and metrics")
     new.add_argument("--file", type=Path, help="append the line to this keys file (made if missing, mode 600)")
     new.set_defaults(run=run_new)
+    secret = actions.add_parser("secret", help="make the secret that pickers of several pools share, in a new file")
+    secret.add_argument("file", type=Path, help="the file; must not be there yet")
+    secret.set_defaults(run=run_secret)
     check = actions.add_parser("check", help="validate a keys file and list its names")
     check.add_argument("file", type=Path)
     check.set_defaults(run=run_check)
@@ -60,6 +65,17 @@ def run_new(args: argparse.Namespace) -> int:
     print(f"appended to {path}" if path is not None else f"line for the keys file: {line}")
     if count > 1:
         print(f"{args.name} has {count} keys now, and each lets in; delete the line of the one that is replaced")
+    return 0
+
+
+def run_secret(args: argparse.Namespace) -> int:
+    """Write a new secret for `sharing.secret_file`."""
+    try:
+        new_secret(args.file)
+    except ConfigError as error:
+        print(f"shoal keys: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {args.file}; give it to every pool that shares, as sharing.secret_file")
     return 0
 
 

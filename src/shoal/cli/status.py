@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.hosts.admin import EndpointPicture, NoPool, PoolClient, PoolPicture, find_pool
+from shoal.hosts.admin.snapshots import SharedPicture
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -141,6 +142,7 @@ def render(picture: PoolPicture, rates: Rates, console: "Console") -> "Renderabl
 
     parts: list[Any] = [Text.from_markup(_head(picture, rates)), _fitting(picture, rates, console)]
     parts += [Text(f"{each.id}: {each.reason}", style="dim") for each in picture.endpoints if each.reason]
+    parts += [Text(_peer(each), style="dim") for each in picture.peers]
     parts += [Text(f"! {warning}", style="yellow") for warning in all_warnings(picture)]
     return Group(*parts)
 
@@ -158,6 +160,14 @@ def all_warnings(picture: PoolPicture) -> list[str]:
             "--enable-prompt-tokens-details, SGLang with --enable-cache-report"
         )
     return warnings
+
+
+def _peer(peer: SharedPicture) -> str:
+    """One other picker, or one of the pool's own that its siblings hear."""
+    heard = "not heard yet" if peer.age_s is None else f"{peer.state}, last word {peer.age_s:.1f} s ago"
+    lost = f", {peer.gaps:,} messages lost" if peer.gaps else ""
+    skipped = f", {peer.skipped:,} skipped" if peer.skipped else ""
+    return f"peer {peer.name or peer.address}: {heard}{lost}{skipped}"
 
 
 def _head(picture: PoolPicture, rates: Rates) -> str:

@@ -14,6 +14,7 @@ from shoal.hosts.journal import JournalWriter
 from shoal.measures import Fold
 from shoal.routing import Account, Arrived, Command, Ended, Event, Forward, Refuse, Router, Ticked
 from shoal.routing.commands import Fetch
+from shoal.routing.events import PeerLeft
 
 log = logging.getLogger("shoal.driver")
 
@@ -30,7 +31,8 @@ _OF_REQUEST = (Fetch, Forward, Refuse)
 class Driver:
     """One router on the running event loop.
 
-    clock: seconds that never go back (`time.monotonic`).  on_account: called for every closed request.
+    clock: seconds that never go back (`time.monotonic`).  on_account: called for every closed request.  after: called
+    after each step while somebody wants to know.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Driver:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[str, Callable[[OfRequest], None]] = {}
+        self.after: Callable[[], None] | None = None
 
     def feed(self, event: Event) -> list[Command]:
         """Give the router one event now and return its commands."""
@@ -60,9 +63,15 @@ class Driver:
             log.exception("a step could not be noted")
         if self._waiting:
             self._hand_out(commands, now)
-        elif self._timer is None:
+        elif self._timer is None or type(event) is PeerLeft:  # whose deadline is sooner than that of records
             self._arm(now)
+        if self.after is not None:
+            self.after()
         return commands
+
+    def now(self) -> float:
+        """The time on the router's clock."""
+        return self._clock()
 
     # ------------------------------------------------------------------ requests that wait
 

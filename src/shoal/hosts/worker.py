@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from shoal.hosts.driver import Driver
 from shoal.hosts.journal import JournalWriter
 from shoal.hosts.keys import KeyRing
 from shoal.hosts.picker import Picker
+from shoal.hosts.sharing import Sharing, read_secret
 from shoal.hosts.tokens import EngineList, settings_of
 from shoal.hosts.tracing import Tracer
 from shoal.hosts.workerpages import WorkerAdmin
@@ -53,7 +55,8 @@ class Worker:
         self._options = options
         self._config = config
         run = secrets.token_hex(4)
-        shares_pool = options.workers > 1
+        sharing = config.pool.sharing
+        shares_pool = options.workers > 1 or bool(sharing.listen or sharing.peers)
         router = Router(config, Chance(options.seed), shares_pool=shares_pool)
         journal = self._journal(config_text, shares_pool, run)
         self._tracer = Tracer.from_settings(config.pool.tracing)
@@ -65,6 +68,9 @@ class Worker:
         self._engines = EngineList()
         self._tokens: Tokenizers | None = None
         self._fetch_tokens()
+        secret = read_secret(Path(sharing.secret_file)) if sharing.secret_file else None
+        name = f"{socket.gethostname()}/{options.picker_id}"
+        self.sharing = Sharing(self.driver, run, name, sharing, secret)
         self._stopped = asyncio.Event()
 
     # ------------------------------------------------------------------ for those who build on it
@@ -83,7 +89,7 @@ class Worker:
 
     def _pages(self) -> WorkerAdmin:
         """The admin pages."""
-        return WorkerAdmin(self.picker, self._drain, self._on_event)
+        return WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing)
 
     # ------------------------------------------------------------------ inside
 
@@ -146,6 +152,7 @@ class Worker:
         os.chmod(admin_path, 0o600)
         watches: list[asyncio.Task[None]] = []
         try:
+            await self.sharing.start()
             await self._open()
             watches.append(asyncio.create_task(self._watch_parent(os.getppid())))
             if self._keys is not None:
@@ -157,6 +164,7 @@ class Worker:
             await self._close()
             if self._tokens is not None:
                 await self._tokens.close()
+            self.sharing.close()
             await admin.cleanup()
             self.driver.close()
             self._tracer.close()

@@ -1,6 +1,7 @@
 """The admin pages of one picker worker, on a unix socket that only its owner can open.
 
-Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /drain; a data plane may add to them.  Several
+Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /peers, /begin, /drain; a data plane may add to
+them.  Several
 workers are merged by `hosts.admin`.
 """
 
@@ -12,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from shoal.hosts.picker import Picker
+from shoal.hosts.sharing import Places, Sharing
 from shoal.measures import Family, render
 from shoal.routing import Event
 
@@ -30,7 +32,9 @@ class WorkerAdmin:
         picker: Picker,
         on_drain: Callable[[], Awaitable[None]],
         on_event: Callable[[Event], None],
+        sharing: Sharing,
     ) -> None:
+        self._sharing = sharing
         self._picker = picker
         self._on_drain = on_drain
         self._on_event = on_event
@@ -44,13 +48,16 @@ class WorkerAdmin:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/explain/{request_id}", self._explain)
         app.router.add_post("/events", self._take_events)
+        app.router.add_post("/peers", self._peers)
+        app.router.add_post("/begin", self._begin)
         app.router.add_post("/drain", self._drain)
         return app
 
     def families(self) -> list[Family]:
         """Every family of metrics now."""
         driver, tokens = self._picker.driver, self._picker.tokens
-        return [*driver.fold.families(driver.router.status()), *(tokens.families() if tokens is not None else ())]
+        families = [*driver.fold.families(driver.router.status()), *self._sharing.families()]
+        return [*families, *(tokens.families() if tokens is not None else ())]
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -62,6 +69,7 @@ class WorkerAdmin:
             "pid": os.getpid(),
             "uptime_s": time.monotonic() - self._started_at,
             **status,
+            "peers": msgspec.to_builtins(self._sharing.pictures()),
         }
         return web.Response(body=_json.encode(body), content_type="application/json")
 
@@ -86,6 +94,22 @@ class WorkerAdmin:
             self._on_event(event)
             self._picker.driver.feed(event)
         return web.json_response({"taken": len(events)})
+
+    async def _peers(self, request: web.Request) -> web.Response:
+        try:
+            places = msgspec.json.decode(await request.read(), type=Places)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        self._sharing.follow(places)
+        return web.json_response({})
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        try:
+            teachers = msgspec.json.decode(await request.read(), type=tuple[str, ...])
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        await self._sharing.begin(teachers)
+        return web.json_response({})
 
     async def _drain(self, _: web.Request) -> web.Response:
         await self._on_drain()

@@ -193,7 +193,7 @@ def _check_references(picker: PickerDocument, plugins: Plugins, reader: Reader) 
         plugins.get(parser.plugin_ref, f"requestHandler.parsers[{at}].pluginRef")
     if picker.data_layer.peer_discovery is not None or picker.data_layer.cross_replica_syncer_plugin_ref:
         field = "peerDiscovery" if picker.data_layer.peer_discovery else "crossReplicaSyncerPluginRef"
-        raise reader.error(f"dataLayer.{field}", f"sharing between replicas is not in this version: see {NOT_YET}")
+        raise reader.error(f"dataLayer.{field}", "replicas share through `sharing` of kind: Pool: see docs/sharing.md")
     if picker.data_layer.discovery is None:
         return None
     path = "dataLayer.discovery.pluginRef"

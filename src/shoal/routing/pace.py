@@ -5,8 +5,10 @@ towards the pool's.  What is booked where is `books`; who is chosen is `scheduli
 """
 
 from collections.abc import Iterable
+from math import isfinite
 from statistics import median
 
+from shoal.kernel import InvalidInput
 from shoal.routing.news import PaceState
 
 # One record's weight after n later ones is DECAY**n: a change of speed is half learned after 35 records.
@@ -67,7 +69,10 @@ class Pace:
         return PaceState(self.records, sums, self.s_per_token, self.base_s, self.tpot_s)
 
     def take(self, state: PaceState) -> None:
-        """Go on from what another router learnt."""
+        """Go on from what another router learnt.  Raises InvalidInput when it is no pace."""
+        figures = (*state.sums, state.s_per_token, state.base_s, state.tpot_s)
+        if not all(isfinite(each) and each >= 0.0 for each in figures):
+            raise InvalidInput("a handed-over pace is no number")
         self.records = state.records
         self.weight, self._sum_wx, self._sum_wxx, self._sum_wy, self._sum_wxy = state.sums
         self.s_per_token, self.base_s, self.tpot_s = state.s_per_token, state.base_s, state.tpot_s

@@ -21,6 +21,10 @@ MAX_BOOKINGS = 65_536
 """Of one peer."""
 
 
+ENDPOINTS_PER_PART = 64
+"""Endpoints in one part of what a beginner is taught: 30 KB, a millisecond for the giver."""
+
+
 class _Booking:
     """One request of a peer.  member: where it counts, None while its endpoint is not known here."""
 
@@ -217,7 +221,6 @@ class Peers:
             self._ignored += 1
 
     def _begin_learning(self, peer: _Peer, event: PeerTaught) -> None:
-        peer.slots = []
         horizons = []
         for known in event.endpoints:
             member = self._fleet.get(known.endpoint_id)
@@ -235,13 +238,15 @@ class Peers:
         self._index.begin_taking(event.clock, horizons)
 
 
-def teach(peer: str, fleet: Fleet, index: EstimatedIndex) -> PeerTaught:
-    """Return the first part of what a beginner is taught: all but the rows."""
+def teach(peer: str, fleet: Fleet, index: EstimatedIndex, at: int, clock: int) -> tuple[PeerTaught, int | None]:
+    """Return what is known of endpoints from the `at`-th on, and where to go on; see `Router.teach`."""
+    members = fleet.rows[at : at + ENDPOINTS_PER_PART]
     known = tuple(
         EndpointKnown(member.endpoint.id, member.slot, index.horizon(member.slot), member.pace.state())
-        for member in fleet
+        for member in members
     )
-    return PeerTaught(peer, index.clock, known)
+    more = at + len(members)
+    return PeerTaught(peer, clock or index.clock, known), more if more < len(fleet.rows) else None
 
 
 def _is_whole(blocks: bytes) -> bool:

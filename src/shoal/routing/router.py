@@ -154,9 +154,12 @@ class Router:
         self._exact.configure(config.precise)
         self._changes.follow(scheduler)
 
-    def teach(self, peer: str) -> PeerTaught:
-        """Return the first part of what a picker that begins takes over, under the name `peer`; the rows follow."""
-        return teach(peer, self._fleet, self._index)
+    def teach(self, peer: str, at: int = 0, clock: int = 0) -> tuple[PeerTaught, int | None]:
+        """Return what a picker that begins takes over of endpoints from the `at`-th on, and where to go on.
+
+        peer: the name that it knows this router by.  clock: of the first part.  The rows follow.
+        """
+        return teach(peer, self._fleet, self._index, at, clock)
 
     def teach_rows(self, peer: str, at: int, clock: int) -> tuple[PeerTaught, int | None]:
         """Return the index's next rows from row `at` on, and where to go on; clock: of the first part."""

@@ -169,6 +169,36 @@ class Tracing(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"sample_ratio must be 0 to 1, got {self.sample_ratio}")
 
 
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    """Other pools' pickers that place requests on the same engines; the workers of one pool share without it."""
+
+    listen: Annotated[
+        str, "HOST:PORT of the first port that this pool's pickers listen on; empty to hear others without being heard"
+    ] = ""
+    ports: Annotated[int, "how many ports from there on are theirs: two a worker, twice that during an upgrade"] = 16
+    peers: Annotated[
+        tuple[str, ...], "HOST:PORT of the others; every address of a DNS name is one, its own among them does no harm"
+    ] = ()
+    secret_file: Annotated[str, "file with the secret that all of them share: encrypts, and keys the prompt hash"] = ""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.ports <= 256 or self.ports % 2:
+            raise ValueError(f"ports must be an even number from 2 to 256, got {self.ports}")
+        for name, place in (("listen", self.listen), *(("peers", each) for each in self.peers)):
+            if place:
+                _place(name, place, self.ports)
+        if (self.listen or self.peers) and not self.secret_file:
+            raise ValueError("secret_file is missing: bookings are shared over a network only with keys")
+        if len(self.peers) > 64:
+            raise ValueError(f"peers may name 64 places at most, got {len(self.peers)}")
+
+
+def _place(name: str, place: str, ports: int) -> None:
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= 65_536 - ports:
+        raise ValueError(f"{name} must be HOST:PORT with {ports} ports from there on, got {place[:80]!r}")
+
+
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything around the decisions: listener, limits, backends, records."""
 
@@ -202,6 +232,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Annotated[Metrics, "metrics page"] = Metrics()
     journal: Annotated[Journal, "record of decisions"] = Journal()
     tracing: Annotated[Tracing, "OpenTelemetry"] = Tracing()
+    sharing: Annotated[Sharing, "other pickers over the same engines"] = Sharing()
     drain_timeout_s: Annotated[float, "longest wait for requests in flight when the pool stops"] = 30.0
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """A picker worker that only keeps what it is told: the admin API of a real one, over plain `http.server`.
 
 `python fake_worker.py --socket S --admin A --picker-id N [--crash-before-ready]`.  GET /told answers the types of the
-events it was sent; POST /drain ends it.
+events it was sent, GET /shared what it was told of its siblings; POST /drain ends it.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler
 import msgspec
 
 told: list[dict[str, object]] = []
+shared: list[dict[str, object]] = []
 inflight = {"count": 0}
 began = {"draining": False}
 
@@ -67,6 +68,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"request_id": self.path.rsplit("-", 1)[1]}, 200 if self.path.endswith(self.picker) else 404)
         elif self.path == "/told":
             self.answer(told)
+        elif self.path == "/shared":
+            self.answer(shared)
         elif self.path == "/healthz":
             self.answer("ok")
         else:
@@ -77,6 +80,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/events":
             told.extend(msgspec.msgpack.decode(body))
             self.answer("taken")
+        elif self.path == "/peers":
+            shared.append({"peers": json.loads(body)})
+            self.answer("told")
+        elif self.path == "/begin":
+            shared.append({"begin": json.loads(body)})
+            self.answer("begun")
         elif self.path == "/drain":
             began["draining"] = True
             self.answer("draining")

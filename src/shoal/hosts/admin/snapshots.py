@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 _LEAST_KNOWN_FIRST = ("stale", "catching-up", "none", "fresh")
+_PEER_WORST_FIRST = ("lost", "silent", "catching-up", "heard")
 _WORST_FIRST = ("draining", "loading", "ejected", "half-open", "ready")
 
 
@@ -46,6 +47,23 @@ class EndpointPicture(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, int] = {}
 
 
+class SharedPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """Another picker, as one worker hears it or as all of the pool's do.
+
+    state: `silent`, `catching-up`, `heard` or `lost`.  age_s: of its last word, the oldest over workers.  gaps,
+    skipped: messages of it that did not come and that could not be read, summed.  heard_by: workers that hear it.
+    """
+
+    address: str = ""
+    name: str = ""
+    run: str = ""
+    state: str = ""
+    age_s: float | None = None
+    gaps: int = 0
+    skipped: int = 0
+    heard_by: int = 1
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker says about itself and the fleet."""
 
@@ -61,6 +79,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     index_bytes: int | float = 0
     index_budget_bytes: int | float = 0
     warnings: list[str] = []
+    peers: list[SharedPicture] = []
 
 
 class WorkerPicture(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +114,7 @@ class PoolPicture(msgspec.Struct, frozen=True, kw_only=True):
     inflight: int | float = 0
     errors_total: int | float = 0
     warnings: list[str] = []
+    peers: list[SharedPicture] = []
 
 
 def left_behind(earlier: Snapshot, last: Snapshot) -> Snapshot:
@@ -134,6 +154,26 @@ def merge_endpoints(snapshots: Sequence[Snapshot]) -> list[EndpointPicture]:
 def merge_warnings(snapshots: Sequence[Snapshot]) -> list[str]:
     """Return each warning once, in order of first sight."""
     return list(dict.fromkeys(warning for snapshot in snapshots for warning in snapshot.warnings))
+
+
+def merge_peers(snapshots: Sequence[Snapshot]) -> list[SharedPicture]:
+    """Return one picture per peer over all workers, sorted by name."""
+    groups: dict[tuple[str, str], list[SharedPicture]] = {}
+    for snapshot in snapshots:
+        for peer in snapshot.peers:
+            groups.setdefault((peer.name, peer.run), []).append(peer)
+    return [_merge_peer(groups[key]) for key in sorted(groups)]
+
+
+def _merge_peer(views: list[SharedPicture]) -> SharedPicture:
+    worst = min(views, key=lambda view: _PEER_WORST_FIRST.index(view.state) if view.state in _PEER_WORST_FIRST else 9)
+    return msgspec.structs.replace(
+        worst,
+        age_s=_largest([view.age_s for view in views]),
+        gaps=sum(view.gaps for view in views),
+        skipped=sum(view.skipped for view in views),
+        heard_by=sum(view.state == "heard" for view in views),
+    )
 
 
 def _merge_endpoint(views: list[EndpointPicture]) -> EndpointPicture:

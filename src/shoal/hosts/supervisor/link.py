@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from shoal.hosts.admin import Snapshot
+from shoal.hosts.sharing import Places
 from shoal.hosts.supervisor.merging import Family
 from shoal.routing.events import Event
 
@@ -69,6 +70,14 @@ class WorkerLink:
     async def send(self, events: Sequence[Event]) -> None:
         """Hand over router events, in order."""
         await self._good("POST", "/events", _events.encode(list(events)))
+
+    async def share(self, places: Places) -> None:
+        """Tell the worker where its siblings are heard, and where it is."""
+        await self._good("POST", "/peers", msgspec.json.encode(places))
+
+    async def begin(self, teachers: Sequence[str]) -> None:
+        """Have the worker learn from those at work, and return when it has."""
+        await self._good("POST", "/begin", msgspec.json.encode(tuple(teachers)))
 
     async def serve(self) -> None:
         """Have a worker of the direct plane accept clients."""

@@ -3,7 +3,6 @@
 Owns who is given whom.  The order of starting and ending is `supervisor`.
 """
 
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from shoal.hosts.supervisor.options import Options
 from shoal.hosts.supervisor.plane import Plane
 from shoal.hosts.supervisor.planes import PLANES
 from shoal.hosts.supervisor.pulse import Pulse
-from shoal.hosts.supervisor.settings import Ground, targets_of
+from shoal.hosts.supervisor.settings import Ground, hash_key_of, targets_of
 from shoal.hosts.supervisor.workers import Workers, waiting_worker, worker_command
 
 HASH_KEY = "SHOAL_HASH_KEY"
@@ -69,7 +68,7 @@ def build(
         options.log_format,
         options.log_level,
     )
-    env = {HASH_KEY: secrets.token_hex(8)}
+    env = {HASH_KEY: hash_key_of(config.pool)}
     workers = Workers(pickers, run_dir, command, door, ledger, env, waiting_worker(door))
     pulse = Pulse(workers)
     outlet: list[FleetGate] = []

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from shoal.hosts.keys import KeyRing
+from shoal.hosts.sharing import read_secret
 from shoal.hosts.tracing import Tracer
 from shoal.kernel import ConfigError
 from shoal.routing.settings import PoolSettings
@@ -20,6 +21,11 @@ def preflight(pool: PoolSettings) -> None:
             KeyRing(Path(pool.auth.keys_file))
         except ConfigError as error:
             raise ConfigError(error.message, source=error.source, line=error.line, path="auth.keys_file") from None
+    if pool.sharing.secret_file:
+        try:
+            read_secret(Path(pool.sharing.secret_file))
+        except ConfigError as error:
+            raise ConfigError(error.message, source=error.source, path="sharing.secret_file") from None
     Tracer.from_settings(pool.tracing).close()
     if pool.journal.path:
         _check_directory(Path(pool.journal.path))

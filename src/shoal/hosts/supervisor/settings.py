@@ -5,12 +5,14 @@ restart of something.
 """
 
 import os
+import secrets
 from pathlib import Path
 
 import msgspec
 
 from shoal.hosts.envoy import EnvoySettings, FailureMode, ListenerTls
 from shoal.hosts.fleet import Target, parse_url, read_api_key
+from shoal.hosts.sharing import read_secret
 from shoal.hosts.supervisor.options import Options
 from shoal.kernel import ConfigError
 from shoal.routing.config import RouterConfig
@@ -74,6 +76,15 @@ def envoy_settings(
     )
 
 
+def hash_key_of(pool: PoolSettings) -> str:
+    """Return the key of the prompt hash, as hex: that of the shared secret, else one that only this pool has.
+
+    Raises ConfigError when the secret cannot be read.
+    """
+    secret = pool.sharing.secret_file
+    return read_secret(Path(secret)).hash_key if secret else secrets.token_hex(8)
+
+
 def targets_of(pool: PoolSettings) -> tuple[Target, ...]:
     """Return the engines that the configuration names.  Raises ConfigError; reads key files and the environment."""
     return tuple(_target(backend, f"backends[{at}]") for at, backend in enumerate(pool.backends))
@@ -96,6 +107,8 @@ def needs_restart(ground: Ground, options: Options, before: RouterConfig, after:
         found.append("data_plane")
     if after.discovery != before.discovery:
         found.append("dataLayer.discovery")
+    if after.pool.sharing != before.pool.sharing:
+        found.append("sharing")
     return found
 
 

@@ -7,7 +7,6 @@ API is that of a pool with one worker, so the operator's verbs work alike.
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +34,7 @@ from shoal.hosts.supervisor.orders import FleetOrders
 from shoal.hosts.supervisor.ports import check_port
 from shoal.hosts.supervisor.preflight import preflight
 from shoal.hosts.supervisor.server import AdminServer
-from shoal.hosts.supervisor.settings import needs_new_workers, targets_of
+from shoal.hosts.supervisor.settings import hash_key_of, needs_new_workers, targets_of
 from shoal.hosts.supervisor.waiting import call_roll
 from shoal.hosts.workerpages import WorkerAdmin
 from shoal.kernel import ConfigError
@@ -115,7 +114,7 @@ class StandalonePicker(Worker):
         run_dir: Path,
     ) -> None:
         flags = ["--socket", "", "--admin", str(run_dir / _WORKER_SOCKET), "--seed", str(options.seed)]
-        flags += ["--hash-key", secrets.token_hex(8)]
+        flags += ["--hash-key", hash_key_of(configuration.config.pool)]
         super().__init__(parser().parse_args(flags), configuration.config, configuration.text)
         self._picker_options = options
         self._configuration = configuration
@@ -141,10 +140,13 @@ class StandalonePicker(Worker):
             credentials=self._credentials,
         )
         health_server = self._health_server()
-        pages = web.AppRunner(WorkerAdmin(self.picker, self._drain, self._on_event).app(), access_log=None)
+        pages = web.AppRunner(
+            WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing).app(), access_log=None
+        )
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._open_admin(pages)
+            await self.sharing.start()
             await server.start()
             if health_server is not None:
                 await health_server.start()
@@ -158,6 +160,7 @@ class StandalonePicker(Worker):
         finally:
             for task in tasks:
                 task.cancel()
+            self.sharing.close()
             await self._keeper.close()
             await self._link.close()
             await self._admin.stop()
@@ -293,6 +296,7 @@ class StandalonePicker(Worker):
             roll = call_roll(self._keeper)
             if roll.ready and not is_told:
                 is_told = True
+                await self.sharing.begin(())
                 await set_serving(self._health, True)
                 share = f" ({roll.share})" if roll.waiting else ""
                 print(f"shoal picker is ready: {self._address}{share}", flush=True)
@@ -305,6 +309,7 @@ class StandalonePicker(Worker):
 def stuck_since(before: RouterConfig, after: RouterConfig) -> list[str]:
     """Return the settings of `after` that only a new picker reads.  before: the configuration of the start."""
     found = needs_new_workers(before.pool, after.pool)
+    found += ["sharing"] if after.pool.sharing != before.pool.sharing else []
     return found + (["dataLayer.discovery"] if after.discovery != before.discovery else [])
 
 

@@ -18,6 +18,7 @@ from shoal.hosts.supervisor.doors import Door
 from shoal.hosts.supervisor.feed import Feed
 from shoal.hosts.supervisor.ledger import Ledger
 from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
+from shoal.hosts.supervisor.roster import Roster
 from shoal.hosts.supervisor.spares import Spare
 from shoal.routing import events
 
@@ -46,8 +47,8 @@ class Upgrade(NamedTuple):
 class WorkerProcess:
     """One supervised worker process of a slot, through its crashes.
 
-    warmed: called when it knows the fleet, returns when it may count as ready.  lost: called when the process ended,
-    with the incarnation that ended.
+    known: called when it knows the fleet, returns when it knows what its siblings do.  warmed: called then, returns
+    when it may count as ready.  lost: called when the process ended, with the incarnation that ended.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class WorkerProcess:
         env: dict[str, str],
         spare: Spare,
         next_number: Callable[[], int],
+        known: Callable[["WorkerProcess"], Awaitable[None]],
         warmed: Callable[["WorkerProcess"], Awaitable[None]],
         lost: Callable[[str], None],
     ) -> None:
+        self._known = known
         self.picker = picker
         self.state = "starting"
         self.feed: Feed | None = None
@@ -94,6 +97,11 @@ class WorkerProcess:
     def incarnation(self) -> str:
         """Name of the present process, never used again."""
         return f"{self.picker}.{self._number}"
+
+    @property
+    def link(self) -> WorkerLink | None:
+        """How to speak with it, None while it does not listen."""
+        return self._link
 
     @property
     def seat(self) -> Seat:
@@ -160,6 +168,7 @@ class WorkerProcess:
         self.feed = Feed(self.picker, link, self._ledger)
         self._feeding = asyncio.create_task(self.feed.run(), name=f"feed {self.incarnation}")
         await self.feed.caught_up()
+        await self._known(self)
         await self._warmed(self)
         self.state = "serving"
         self.ready.set()
@@ -205,6 +214,7 @@ class Workers:
         self._ledger = ledger
         self._lost: Callable[[str], None] = lambda _: None
         self._number = 0
+        self._roster = Roster(run_dir, self._links)
         self._upgrading = asyncio.Lock()
         self._serving = {picker: self._process(picker) for picker in pickers}
         self._others: list[WorkerProcess] = []
@@ -277,6 +287,7 @@ class Workers:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._roster.close()
         await asyncio.gather(self._spare.drop(), *(process.stop() for process in self.processes))
         self._door.close()
 
@@ -320,9 +331,26 @@ class Workers:
             self._env,
             self._spare,
             self._next,
+            self._meets_siblings,
             self._warmed,
-            lambda name: self._lost(name),
+            self._ended,
         )
+
+    def _links(self) -> dict[str, WorkerLink]:
+        return {each.incarnation: each.link for each in self.processes if each.link is not None}
+
+    async def _meets_siblings(self, process: WorkerProcess) -> None:
+        """Have all know of a process that joins, and the process take over what they know."""
+        self._roster.changed()
+        await self._roster.introduce(
+            process.incarnation,
+            lambda: [each.incarnation for each in self.processes if each.state == "serving" and each.link is not None],
+        )
+
+    def _ended(self, incarnation: str) -> None:
+        self._roster.forget(incarnation)
+        self._roster.changed()
+        self._lost(incarnation)
 
     def _next(self) -> int:
         self._number += 1
