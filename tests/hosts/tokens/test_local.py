@@ -75,6 +75,33 @@ def test_content_parts_become_one_text_where_the_template_takes_no_parts(tmp_pat
     assert "user\none\ntwo\n3<|im_end|>" in text(made, tmp_path, messages=[says(parts)])
 
 
+def test_a_tool_call_is_written_out_whole_in_the_order_of_vllm(tmp_path: Path) -> None:
+    made = local(tmp_path, chat_template="{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}")
+    function = {"name": "look", "strict": True, "arguments": "{}"}
+    call = {"index": 0, "type": "function", "function": function, "id": "c"}
+    assert text(made, tmp_path, messages=[says(None, "assistant", tool_calls=[call])]).endswith(
+        '[{"id": "c", "function": {"arguments": {}, "name": "look", "strict": true}, "type": "function", "index": 0}]'
+    )
+
+
+DEVELOPERS = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tools }};{% endfor %}"
+
+
+def test_developers_speak_as_the_system_where_the_template_does_not_know_them(tmp_path: Path) -> None:
+    made = local(tmp_path, chat_template=DEVELOPERS)
+    alone = [says("d", "developer", tools=[TOOL]), says("u")]
+    assert text(made, tmp_path, messages=alone).endswith("system:d;user:u;")
+    several = [says("s", "system"), says("d", "developer"), says("u"), says("", "developer"), says("e", "developer")]
+    assert text(made, tmp_path, messages=several).endswith("system:s\n\nd\n\ne;user:u;")
+    late = [says("u"), says("s", "system")]
+    assert text(made, tmp_path, messages=late).endswith("user:u;system:s;")
+
+
+def test_a_template_that_knows_developers_gets_them(tmp_path: Path) -> None:
+    made = local(tmp_path, chat_template="{# 'developer' #}" + DEVELOPERS)
+    assert text(made, tmp_path, messages=[says("u"), says("d", "developer")]).endswith("user:u;developer:dNone;")
+
+
 PARTS = (
     "{% set loop_messages = messages %}{% for m in loop_messages %}{{ m['role'] }}:"
     "{% for part in m['content'] %}[{{ part.text }}]{% endfor %}{% endfor %}"

@@ -102,7 +102,28 @@ def _call(call: Any) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         # Some versions refuse them, others take an empty object instead.
         raise NoTokens("unsupported")
-    return {**call, "function": {**function, "arguments": arguments}}
+    # Known fields come first, in the order of vLLM's models, then the others: a template may write a whole call out.
+    written = {"arguments": None, "name": None, **function}
+    written["arguments"] = arguments
+    return {"id": None, "function": None, "type": "function", **call} | {"function": written}
+
+
+def without_developers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the conversation for a template that does not know the developer role.
+
+    As vLLM does it: developers speak as the system, and all that the system says stands at the beginning.  Without a
+    developer nothing changes.
+    """
+    if not any(message["role"] == "developer" for message in messages):
+        return messages
+    roles = ("developer", "system")
+    spoken = [message["content"] for message in messages if message["role"] in roles]
+    others = [message for message in messages if message["role"] not in roles]
+    if len(spoken) == 1 and messages[0]["role"] in roles:
+        first = {name: value for name, value in messages[0].items() if name != "tools"}
+        return [first | {"role": "system"}, *others]
+    texts = ["\n".join(part["text"] for part in each) if isinstance(each, list) else each for each in spoken]
+    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
 
 
 def tools(given: Any) -> list[dict[str, Any]] | None:

@@ -14,7 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from shoal.hosts.tokens.messages import conversation, tools
+from shoal.hosts.tokens.messages import conversation, tools, without_developers
 from shoal.hosts.tokens.prompts import Chat, NoTokens
 from shoal.kernel import ConfigError
 
@@ -75,6 +75,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self._variables = frozenset(meta.find_undeclared_variables(tree))
         self._names_content = "content" in source
+        self._knows_developers = "'developer'" in source or '"developer"' in source
         self.has_parts = any(True for _ in _loops_over_content(tree))
 
     def render(self, chat: Chat) -> str:
@@ -82,6 +83,8 @@ class ChatTemplate:
         body = chat.body
         arguments = self._arguments(body)
         messages = conversation(chat.messages, has_parts=self.has_parts)
+        if not self._knows_developers:
+            messages = without_developers(messages)
         continues = body.get("continue_final_message") is True
         generates = body.get("add_generation_prompt", True) is True
         if continues:
