@@ -22,6 +22,7 @@ VERBS = {
     "engine": "run one embedded engine (no GPU needed)",
     "picker": "run the picker alone, for somebody else's Envoy or gateway",
     "replay": "run a journal again and compare every decision",
+    "twin": "try a policy in virtual time before it is deployed",
     "keys": "make API keys and the hashes that the pool keeps",
     "demo": "see the main job work: round-robin against cache-aware routing",
     "docs": "write the plugin reference from the plugins themselves",

@@ -1,0 +1,346 @@
+"""Routers, engines and clients in virtual time, as one pool.
+
+Owns the way of a request: a client sends it, a router places it, an engine serves it, the record comes back a little
+later.  The router is the one that runs live; what it is told, and when, is all that is modelled here.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from shoal.engine import Aborted, Finish, Refuse, Submitted
+from shoal.engine.changes import Change
+from shoal.kernel import Chance
+from shoal.pool import Api, EndpointState, Outcome, Request, ServedModel
+from shoal.pool.kvevents import KvState
+from shoal.routing import Arrived, Command, Ended, Forward, Recorded, Router, Ticked, commands, events
+from shoal.routing.config import load
+from shoal.simulation.loop import Loop, Rank
+from shoal.simulation.nodes import Node, NodeConfig, router_events
+from shoal.simulation.results import Sample
+from shoal.simulation.sessions import Session, Turn
+
+_PROGRESS_EVERY = 50
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool.  router: text of a configuration.  routers: pickers that share what they know.
+
+    All delays in seconds.  network_s: picker to engine.  record_s: end of an answer to its record.  scrape_s: between
+    two readings of an engine's metrics.  gossip_s: between pickers.  tokenise_s: until a prompt's tokens are there.
+    detect_s: until a dead engine is noticed.  concurrency: clients, for sessions without a time of their own.
+    """
+
+    nodes: tuple[NodeConfig, ...]
+    router: str = ""
+    routers: int = 1
+    seed: int = 0
+    concurrency: int = 32
+    network_s: float = 0.0005
+    record_s: float = 0.02
+    scrape_s: float = 0.5
+    gossip_s: float = 0.01
+    tokenise_s: float = 0.002
+    detect_s: float = 2.0
+
+
+class Flight:
+    """One request on its way."""
+
+    __slots__ = ("arrived_at", "attempts", "endpoints", "node", "router", "session", "turn", "turns")
+
+    def __init__(self, session: Session, turns: Iterator[Turn], turn: Turn, router: int, now: float) -> None:
+        self.session = session
+        self.turns = turns
+        self.turn = turn
+        self.router = router
+        self.arrived_at = now
+        self.attempts = 0
+        self.endpoints: deque[str] = deque()
+        self.node: Node | None = None
+
+
+class Cluster:
+    """One run: `run` it with its sessions; `samples` has one entry per request that ended.
+
+    on_progress: told now and then how many requests have ended.
+    """
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.loop = Loop()
+        self.samples: list[Sample] = []
+        self.config = config
+        loaded = load(config.router, "router")
+        shares = config.routers > 1
+        self._chance = Chance(config.seed).stream("clients")
+        self.routers = [Router(loaded, Chance(config.seed + n), shares_pool=shares) for n in range(config.routers)]
+        self._is_exact = loaded.precise is not None
+        self._nodes = {
+            each.id: Node(n, each, self.loop, self._answered, self._cached) for n, each in enumerate(config.nodes)
+        }
+        self._by_address = {node.endpoint.address: node for node in self._nodes.values()}
+        self._flights: dict[str, Flight] = {}
+        self._pending = 0
+        self._idle: deque[Session] = deque()
+        self._count = 0
+        self.on_progress: Callable[[int], None] | None = None
+        self._deadlines = [math.inf] * config.routers
+        for node in self._nodes.values():
+            self._join(node)
+        if shares:
+            self._introduce()
+
+    def run(self, sessions: Iterable[Session]) -> None:
+        """Serve all sessions to their end.
+
+        Those with a time of arrival come then; the others are gone through by `concurrency` clients.
+        """
+        for session in sessions:
+            self._pending += 1
+            if session.arrives_s is None:
+                self._idle.append(session)
+            else:
+                self.loop.at(session.arrives_s, Rank.CLIENT, self._begin, session)
+        for _ in range(min(self.config.concurrency, len(self._idle))):
+            self._begin(self._idle.popleft())
+        self._scrape()
+        self.loop.run(lambda: self._pending == 0)
+
+    # ------------------------------------------------------------------ what happens to engines
+
+    def kill(self, name: str) -> None:
+        """Have an engine die now: what it had not begun to answer goes on elsewhere, the rest is cut."""
+        node = self._nodes[name]
+        node.is_up = False
+        for request_id, flight in list(self._flights.items()):
+            if flight.node is node:
+                flight.node = None
+                self._try_next(request_id, flight)
+        self.loop.after(self.config.detect_s, Rank.WORLD, self._noticed, node)
+
+    def revive(self, name: str) -> None:
+        """Have a dead engine come back with an empty cache."""
+        node = self._nodes[name]
+        node.restart()
+        for number in range(len(self.routers)):
+            self._feed(number, events.EndpointChanged(name, EndpointState.LOADING))
+        self.loop.after(self.config.detect_s, Rank.WORLD, self._ready, node)
+
+    def slow(self, name: str, factor: float) -> None:
+        """Have an engine's steps take `factor` times as long from now on."""
+        self._nodes[name].slow_down(factor)
+
+    def _noticed(self, node: Node) -> None:
+        if not node.is_up:
+            for number in range(len(self.routers)):
+                self._feed(number, events.EndpointChanged(node.config.id, EndpointState.LOADING))
+
+    def _join(self, node: Node) -> None:
+        for number in range(len(self.routers)):
+            self._feed(number, events.EndpointJoined(node.endpoint))
+        self._ready(node)
+
+    def _ready(self, node: Node) -> None:
+        name = node.config.id
+        for number in range(len(self.routers)):
+            self._feed(number, events.ModelsSeen(name, (ServedModel(id="m"),)))
+            self._feed(number, events.EndpointChanged(name, EndpointState.READY))
+            if self._is_exact:
+                self._feed(number, events.BlocksCleared(name))
+                self._feed(number, events.KvStreamChanged(name, KvState.FRESH))
+
+    def _scrape(self) -> None:
+        for node in self._nodes.values():
+            if node.is_up:
+                seen = events.LoadSeen(node.config.id, node.signals())
+                for number in range(len(self.routers)):
+                    self._feed(number, seen)
+        if self._pending:
+            self.loop.after(self.config.scrape_s, Rank.NEWS, self._scrape)
+
+    def _cached(self, node: Node, changes: list[Change]) -> None:
+        if self._is_exact:
+            self.loop.after(self.config.network_s, Rank.NEWS, self._hear, list(router_events(node, changes)))
+
+    def _hear(self, heard: list[events.Event]) -> None:
+        for number in range(len(self.routers)):
+            for event in heard:
+                self._feed(number, event)
+
+    # ------------------------------------------------------------------ pickers
+
+    def _introduce(self) -> None:
+        for number, router in enumerate(self.routers):
+            router.outbox.open()
+            for other in range(len(self.routers)):
+                if other != number:
+                    self._feed(number, events.PeerJoined(str(other)))
+
+    def _feed(self, number: int, event: events.Event) -> None:
+        """Give a router an event and carry out what it wants."""
+        router = self.routers[number]
+        for command in router.handle(event, self.loop.now):
+            self._carry_out(number, command)
+        if len(self.routers) > 1 and (news := tuple(router.outbox.take())):
+            told = events.PeerTold(str(number), news)
+            for other in range(len(self.routers)):
+                if other != number:
+                    self.loop.after(self.config.gossip_s, Rank.NEWS, self._feed, other, told)
+        deadline = router.deadline()
+        if deadline is not None and deadline < self._deadlines[number]:
+            self._deadlines[number] = deadline
+            self.loop.at(max(deadline, self.loop.now), Rank.NEWS, self._tick, number, deadline)
+
+    def _tick(self, number: int, deadline: float) -> None:
+        if self._deadlines[number] == deadline:
+            self._deadlines[number] = math.inf
+            self._feed(number, Ticked())
+
+    def _carry_out(self, number: int, command: Command) -> None:
+        match command:
+            case Forward():
+                flight = self._flights.get(command.request_id)
+                if flight is not None:
+                    flight.endpoints.extend(command.endpoints)
+                    self._try_next(command.request_id, flight)
+            case commands.Refuse():
+                flight = self._flights.pop(command.request_id, None)
+                if flight is not None:
+                    self._close(flight, None)
+            case commands.Fetch():
+                self.loop.after(self.config.tokenise_s, Rank.NEWS, self._fetched, number, command)
+
+    def _fetched(self, number: int, fetch: commands.Fetch) -> None:
+        flight = self._flights.get(fetch.request_id)
+        if flight is not None:
+            prompt = flight.turn.prompt
+            keys = tuple(events.TokenKeys(size, prompt.keys(size)) for size in fetch.block_sizes)
+            self._feed(number, events.Fetched(fetch.request_id, prompt.tokens, keys))
+
+    # ------------------------------------------------------------------ the way of a request
+
+    def _begin(self, session: Session) -> None:
+        self._next_turn(session, session.turns())
+
+    def _next_turn(self, session: Session, turns: Iterator[Turn]) -> None:
+        turn = next(turns, None)
+        if turn is not None:
+            self.loop.after(turn.think_s, Rank.CLIENT, self._send, session, turns, turn)
+            return
+        self._pending -= 1
+        if session.arrives_s is None and self._idle:
+            self._begin(self._idle.popleft())
+
+    def _send(self, session: Session, turns: Iterator[Turn], turn: Turn) -> None:
+        self._count += 1
+        number = int(self._chance.integers(len(self.routers))) if len(self.routers) > 1 else 0
+        request = Request(
+            id=f"r{self._count}",
+            api=Api.CHAT,
+            model=session.model,
+            is_streaming=True,
+            prompt_tokens=turn.prompt.tokens,
+            prompt_bytes=4 * turn.prompt.tokens,
+            body_bytes=4 * turn.prompt.tokens,
+            max_output_tokens=turn.max_tokens or None,
+            tenant_id=session.tenant,
+            session_id=session.id,
+        )
+        self._flights[request.id] = Flight(session, turns, turn, number, self.loop.now)
+        self._feed(number, Arrived(request, turn.prompt.hashes()))
+
+    def _try_next(self, request_id: str, flight: Flight) -> None:
+        """Send a request to the next endpoint of its list; without one it has failed."""
+        while flight.endpoints:
+            node = self._by_address[flight.endpoints.popleft()]
+            flight.attempts += 1
+            if node.is_up:
+                flight.node = node
+                self.loop.after(self.config.network_s, Rank.ENGINE, self._submit, request_id, node)
+                return
+        del self._flights[request_id]
+        self._end(request_id, flight, Outcome(status=503, attempts=max(1, flight.attempts), is_upstream_failure=True))
+        self._close(flight, None)
+
+    def _submit(self, request_id: str, node: Node) -> None:
+        flight = self._flights.get(request_id)
+        if flight is None or flight.node is not node:
+            return
+        turn = flight.turn
+        node.feed(
+            Submitted(
+                request_id=request_id,
+                prompt_tokens=turn.prompt.tokens,
+                output_tokens=turn.output_tokens,
+                max_tokens=turn.max_tokens,
+                block_hashes=turn.prompt.blocks(node.block_size),
+                adapter=flight.session.adapter,
+            )
+        )
+
+    def _answered(self, node: Node, ended: Finish | Refuse) -> None:
+        flight = self._flights.get(ended.request_id)
+        if flight is None or flight.node is not node:
+            return
+        del self._flights[ended.request_id]
+        now = self.loop.now
+        if isinstance(ended, Refuse):
+            self._end(ended.request_id, flight, Outcome(status=400, served_address=node.endpoint.address, attempts=1))
+            self._close(flight, None)
+            return
+        first_at = now if ended.first_token_at is None else ended.first_token_at
+        outcome = Outcome(
+            status=200,
+            served_address=node.endpoint.address,
+            attempts=flight.attempts,
+            ttft_s=first_at - flight.arrived_at,
+            duration_s=now - flight.arrived_at,
+            prompt_tokens=ended.prompt_tokens,
+            completion_tokens=ended.output_tokens,
+            cached_tokens=ended.cached_tokens,
+        )
+        self._end(ended.request_id, flight, outcome)
+        self._close(flight, outcome)
+
+    def _end(self, request_id: str, flight: Flight, outcome: Outcome) -> None:
+        self._feed(flight.router, Ended(request_id))
+        self.loop.after(self.config.record_s, Rank.NEWS, self._feed, flight.router, Recorded(request_id, outcome))
+
+    def _close(self, flight: Flight, outcome: Outcome | None) -> None:
+        """Note what came of a request, and have its session go on; a session that was refused ends."""
+        turn, now = flight.turn, self.loop.now
+        served = flight.node.config.id if flight.node is not None and outcome is not None else ""
+        ttft_s = outcome.ttft_s if outcome is not None and outcome.ttft_s is not None else math.nan
+        duration_s = now - flight.arrived_at
+        output = (outcome.completion_tokens or 0) if outcome is not None else 0
+        tpot_s = (duration_s - ttft_s) / (output - 1) if output > 1 else math.nan
+        cached = (outcome.cached_tokens or 0) if outcome is not None else 0
+        self.samples.append(
+            Sample(
+                flight.arrived_at,
+                ttft_s,
+                tpot_s,
+                duration_s,
+                turn.prompt.tokens,
+                cached,
+                output,
+                served,
+                flight.session.tenant,
+                outcome is None,
+            )
+        )
+        if self.on_progress is not None and not len(self.samples) % _PROGRESS_EVERY:
+            self.on_progress(len(self.samples))
+        self._next_turn(flight.session, flight.turns if outcome is not None else iter(()))
+
+    def abort(self, request_id: str) -> None:
+        """Have the client of a request leave now."""
+        flight = self._flights.pop(request_id, None)
+        if flight is None:
+            return
+        if flight.node is not None:
+            flight.node.feed(Aborted(request_id=request_id))
+        self._end(request_id, flight, Outcome(status=0, attempts=flight.attempts, is_client_gone=True))
+        self._close(flight, None)

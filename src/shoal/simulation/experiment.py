@@ -1,0 +1,165 @@
+"""An experiment: a fleet, a workload and a router's configuration, run once per seed.
+
+Owns the document and what it makes.  Files are read by whoever runs it.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from shoal.engine import PROFILES, EngineConfig
+from shoal.kernel import Chance, ConfigError
+from shoal.routing.config import load
+from shoal.simulation import traces
+from shoal.simulation.cluster import Cluster, ClusterConfig
+from shoal.simulation.loop import Rank
+from shoal.simulation.nodes import NodeConfig
+from shoal.simulation.results import Result, Sample, summarise
+from shoal.simulation.sessions import Session
+from shoal.simulation.workloads import Arrivals, Recipe
+
+MAX_NODES = 20_000
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Equal engines.  profile: model and accelerator, as `shoal engine --help` lists them.  blocks: 0 for its own."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 4
+    profile: str = "h100-8b"
+    blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    slow_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    labels: dict[str, str] = {}
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
+    """Recorded traffic.  rate: how much faster than recorded.  limit: requests or sessions, 0 for all."""
+
+    path: str
+    format: Literal["mooncake", "azure", "claude-code"]
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    limit: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that happens to an engine.  factor: for `slow`."""
+
+    at_s: Annotated[float, msgspec.Meta(ge=0)]
+    what: Literal["kill", "revive", "slow"]
+    endpoint: str
+    factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+
+
+class RouterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The router.  config: path of its configuration, "" for the default profile.  count: pickers."""
+
+    config: str = ""
+    count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    gossip_s: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+
+
+class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The document `kind: Experiment`."""
+
+    workload: Recipe | Trace
+    name: str = ""
+    fleet: tuple[Group, ...] = (Group(),)
+    router: RouterSpec = RouterSpec()
+    arrivals: Arrivals = Arrivals()
+    incidents: tuple[Incident, ...] = ()
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+
+def read_experiment(text: str, source: str) -> Experiment:
+    """Read an experiment.  Raises ConfigError that names the path of the first thing that is wrong."""
+    try:
+        document: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ConfigError(
+            str(getattr(error, "problem", error)), source=source, line=mark.line + 1 if mark else 0
+        ) from None
+    try:
+        experiment = msgspec.convert(document, Experiment)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), source=source) from None
+    for group in experiment.fleet:
+        if group.profile not in PROFILES:
+            raise ConfigError(f"fleet: no profile {group.profile!r}; there are {', '.join(PROFILES)}", source=source)
+    names = {node.id for node in nodes_of(experiment)}
+    for incident in experiment.incidents:
+        if incident.endpoint not in names:
+            raise ConfigError(
+                f"incidents: no endpoint {incident.endpoint!r}; they are e0 to e{len(names) - 1}", source=source
+            )
+    if not experiment.seeds:
+        raise ConfigError("seeds: give at least one", source=source)
+    return experiment
+
+
+def nodes_of(experiment: Experiment) -> tuple[NodeConfig, ...]:
+    """Return the engines of the fleet: e0, e1, ... in the order of its groups."""
+    nodes: list[NodeConfig] = []
+    for group in experiment.fleet:
+        engine = EngineConfig(profile=PROFILES[group.profile], num_blocks=group.blocks, slow_factor=group.slow_factor)
+        nodes += [NodeConfig(id=f"e{len(nodes) + n}", engine=engine, labels=group.labels) for n in range(group.count)]
+    return tuple(nodes)
+
+
+def run_experiment(
+    experiment: Experiment,
+    seed: int,
+    *,
+    router: str = "",
+    sessions: list[Session] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Result, list[Sample]]:
+    """Run it once.  router: text of the configuration.  sessions: of a trace.  progress: told of the requests done."""
+    chance = Chance(seed)
+    made = sessions if sessions is not None else _made(experiment, chance)
+    made = experiment.arrivals.spread(made, chance.stream("arrivals"))
+    is_exact = load(router, "router").precise is not None
+    nodes = nodes_of(experiment)
+    if is_exact:
+        nodes = tuple(
+            msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=True))
+            for node in nodes
+        )
+    cluster = Cluster(
+        ClusterConfig(
+            nodes=nodes,
+            router=router,
+            routers=experiment.router.count,
+            gossip_s=experiment.router.gossip_s,
+            seed=seed,
+            concurrency=experiment.arrivals.concurrency,
+        )
+    )
+    for incident in experiment.incidents:
+        call = {"kill": cluster.kill, "revive": cluster.revive}.get(incident.what)
+        if call is not None:
+            cluster.loop.at(incident.at_s, Rank.WORLD, call, incident.endpoint)
+        else:
+            cluster.loop.at(incident.at_s, Rank.WORLD, cluster.slow, incident.endpoint, incident.factor)
+    if progress is not None:
+        cluster.on_progress = progress
+    cluster.run(made)
+    return summarise(cluster.samples, [node.id for node in nodes], cluster.loop.now), cluster.samples
+
+
+def sessions_of(trace: Trace, data: bytes | list[bytes]) -> list[Session]:
+    """Return the sessions of a trace.  data: the file, or the files of a claude-code trace.  Raises InvalidInput."""
+    if trace.format == "claude-code":
+        files = data if isinstance(data, list) else [data]
+        return traces.claude_code(files[: trace.limit or None])
+    assert isinstance(data, bytes)
+    if trace.format == "azure":
+        return traces.azure(data.decode(errors="replace"), rate=trace.rate, limit=trace.limit)
+    return traces.mooncake(data.splitlines(), rate=trace.rate, limit=trace.limit)
+
+
+def _made(experiment: Experiment, chance: Chance) -> list[Session]:
+    if isinstance(experiment.workload, Trace):
+        raise ConfigError("a trace needs the sessions that were read from its file", source=experiment.name)
+    return experiment.workload.make(chance.stream("workload"))

@@ -1,0 +1,88 @@
+"""Prompts without text: how long they are, and which of them begin alike.
+
+A prompt is its chain of hashes over units of 16 tokens, made from what was appended to it.  Owns the chain, and what
+the router's hashes and an engine's blocks are of it; both see the same content by their own block sizes.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.prefix import BLOCK_TOKENS, MAX_BLOCKS
+from shoal.prefix.hashing import REACH, hashes_within
+
+UNIT_TOKENS = 16
+"""What is told apart: a unit is the same or it is not."""
+
+Hashes = npt.NDArray[np.uint64]
+
+_UNITS_PER_BLOCK = BLOCK_TOKENS // UNIT_TOKENS
+# Constants of splitmix64 (Steele, Lea and Flood 2014).
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
+_ENDS = np.array(REACH[1:], np.intp) * _UNITS_PER_BLOCK - 1
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """Scatter 64-bit values (splitmix64's finaliser)."""
+    values = (values ^ (values >> np.uint64(30))) * _MIX_1
+    values = (values ^ (values >> np.uint64(27))) * _MIX_2
+    return values ^ (values >> np.uint64(31))
+
+
+class Prompt:
+    """A prompt of `tokens` tokens.  chain: hash n covers the first n + 1 units; what is left over has none.
+
+    Values: extending makes a new one.
+    """
+
+    __slots__ = ("_sum", "chain", "tokens")
+
+    def __init__(self, tokens: int, chain: Hashes, running: np.uint64) -> None:
+        self.tokens = tokens
+        self.chain = chain
+        self._sum = running
+
+    @classmethod
+    def empty(cls, seed: int) -> "Prompt":
+        """Return the beginning of all prompts of one model, adapter and salt, which `seed` stands for."""
+        start = _mixed(np.array([seed], np.uint64) + _GOLDEN)
+        return cls(0, np.zeros(0, np.uint64), start[0])
+
+    def extend(self, content: int, tokens: int) -> "Prompt":
+        """Return the prompt with `tokens` tokens of `content` behind it.
+
+        The same content behind the same prompt is the same; the first n tokens of two equal contents are equal too.
+        """
+        total = self.tokens + tokens
+        first, last = self.tokens // UNIT_TOKENS, total // UNIT_TOKENS
+        if last == first:
+            return Prompt(total, self.chain, self._sum)
+        places = np.arange(first, last, dtype=np.uint64)
+        own = _mixed(np.uint64(content * 0x9E3779B97F4A7C15 & _MASK) + places * _MIX_2)
+        sums = np.cumsum(own, dtype=np.uint64) + self._sum
+        return Prompt(total, np.concatenate((self.chain, _mixed(sums))), sums[-1])
+
+    def units(self, hash_ids: npt.NDArray[np.uint64], tokens: int) -> "Prompt":
+        """Return the prompt with units of given content behind it, which must begin at a unit's edge."""
+        sums = np.cumsum(_mixed(hash_ids * _GOLDEN), dtype=np.uint64) + self._sum
+        chain = np.concatenate((self.chain, _mixed(sums)))
+        return Prompt(self.tokens + tokens, chain, sums[-1] if len(sums) else self._sum)
+
+    def hashes(self) -> bytes:
+        """Return what the router gets: hashes at its own depths, 8 bytes little-endian each."""
+        blocks = min(self.tokens // BLOCK_TOKENS, MAX_BLOCKS)
+        if blocks:
+            return self.chain[_ENDS[: hashes_within(blocks)]].astype("<u8").tobytes()
+        whole = self.chain[-1:] if len(self.chain) else _mixed(np.array([self._sum], np.uint64))
+        return (whole ^ np.uint64(self.tokens)).astype("<u8").tobytes()
+
+    def blocks(self, block_size: int) -> tuple[int, ...]:
+        """Return an engine's hashes: one per full block of `block_size` tokens, a multiple of 16."""
+        step = block_size // UNIT_TOKENS
+        return tuple(self.chain[step - 1 :: step].tolist())
+
+    def keys(self, block_size: int) -> bytes:
+        """Return the same as exact keys, 8 bytes little-endian each."""
+        step = block_size // UNIT_TOKENS
+        return self.chain[step - 1 :: step].astype("<u8").tobytes()

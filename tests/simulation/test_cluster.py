@@ -1,0 +1,116 @@
+"""The pool in virtual time: laws that hold for every run."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from shoal.kernel import ConfigError
+from shoal.simulation import Result, read_experiment, run_experiment
+
+SMALL = """
+workload: {shape: multi-turn, sessions: 24, turns: [2, 4], think_s: 0.5}
+fleet: [{count: 3}]
+arrivals: {concurrency: 12}
+"""
+ROUND_ROBIN = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: round-robin-picker}]\n"
+PRECISE = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins: [{type: precise-prefix-cache-producer}, {type: expected-wait-scorer}]
+"""
+
+
+def run(text: str, seed: int = 1, router: str = "") -> Result:
+    return run_experiment(read_experiment(text, "test"), seed, router=router)[0]
+
+
+def test_every_request_ends_once_and_all_sessions_are_served() -> None:
+    result, samples = run_experiment(read_experiment(SMALL, "test"), 1)
+    assert result.failed == 0
+    assert result.requests == len(samples) == sum(result.served.values())
+    assert 48 <= result.requests <= 96
+
+
+@pytest.mark.parametrize("router", ["", PRECISE, ROUND_ROBIN])
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(router: str) -> None:
+    first, again, other = (msgspec.json.encode(run(SMALL, seed, router)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_the_figures_do_not_depend_on_the_hash_seed_of_the_process() -> None:
+    script = (
+        "import msgspec; from shoal.simulation import *; "
+        f"print(msgspec.json.encode(run_experiment(read_experiment({SMALL!r}, 'x'), 1)[0]).decode())"
+    )
+    shown = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(shown) == 1
+
+
+def test_the_default_profile_finds_more_in_caches_than_round_robin() -> None:
+    ours, theirs = run(SMALL), run(SMALL, router=ROUND_ROBIN)
+    assert ours.hit_ratio > theirs.hit_ratio + 0.05
+    assert ours.ttft_mean_s < theirs.ttft_mean_s
+
+
+def test_a_dead_engine_costs_no_request_that_could_go_elsewhere() -> None:
+    incident = SMALL + "incidents: [{at_s: 3, what: kill, endpoint: e1}, {at_s: 8, what: revive, endpoint: e1}]\n"
+    result, samples = run_experiment(read_experiment(incident, "test"), 1)
+    assert result.failed == 0
+    after = [sample for sample in samples if 3.0 < sample.arrived_s < 7.0]
+    assert after
+    assert all(sample.endpoint != "e1" for sample in after)
+
+
+def test_a_slow_engine_gets_less() -> None:
+    slow = run(SMALL + "incidents: [{at_s: 0, what: slow, endpoint: e1, factor: 8}]\n")
+    assert slow.served["e1"] < min(slow.served["e0"], slow.served["e2"])
+
+
+def test_two_pickers_that_share_place_as_one_does() -> None:
+    one, two = run(SMALL), run(SMALL + "router: {count: 2}\n")
+    assert two.hit_ratio > one.hit_ratio - 0.05
+
+
+@pytest.mark.parametrize("shape", ["hot", "zipf", "rollouts", "agents"])
+def test_every_shape_runs_to_its_end(shape: str) -> None:
+    sizes = {
+        "hot": "requests: 40",
+        "zipf": "requests: 40",
+        "rollouts": "prompts: 4",
+        "agents": "sessions: 6, turns: [2, 4]",
+    }
+    result = run(f"workload: {{shape: {shape}, {sizes[shape]}}}\narrivals: {{kind: bursty, rate_per_s: 20}}\n")
+    assert result.failed == 0
+    assert result.requests >= 12
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("workload: {shape: hot, prompts: 3}", "prompts"),
+        ("workload: {shape: hott}", "hott"),
+        ("workload: {shape: hot}\nfleet: [{profile: h1000}]", "h1000"),
+        ("workload: {shape: hot}\nseeds: []", "seeds"),
+        ("workload: {shape: hot}\nincidents: [{at_s: 1, what: kill, endpoint: e9}]", "e9"),
+        ("fleet: 3", "fleet"),
+        ("seeds: [1]", "workload"),
+        ("a: [", "test"),
+    ],
+)
+def test_what_is_wrong_in_a_document_is_named(text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        read_experiment(text, "test")
