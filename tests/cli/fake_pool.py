@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.hosts.admin import ADMIN_SOCKET, EndpointPicture, PoolPicture, WorkerPicture
-from shoal.hosts.supervisor.answers import Explained, PoolAnswers
-from shoal.hosts.supervisor.orders import Carried, NotFound
+from shoal.hosts.supervisor.answers import Aborted, Explained, PoolAnswers
+from shoal.hosts.supervisor.orders import Carried, EndpointOrder, NotFound
 from shoal.hosts.supervisor.server import AdminServer
+from shoal.routing.events import SessionAborted
 
 EXPLANATION = {
     "picker": "0",
@@ -48,6 +49,8 @@ class FakeAnswers(PoolAnswers):
         super().__init__(list, PoolPicture)
         self.readings = 0
         self.draining: dict[str, int] = {}
+        self.aborted: list[SessionAborted] = []
+        self.silent: list[str] = []
         self.deaf = False
 
     async def picture(self) -> PoolPicture:
@@ -88,12 +91,18 @@ class FakeAnswers(PoolAnswers):
         found = [EXPLANATION] if request_id in ("ab12-7", "mine-1") else []
         return Explained(request_id=request_id, found=found, silent=[] if found else ["1"])
 
+    async def abort(self, session: SessionAborted) -> Aborted:
+        self.aborted.append(session)
+        return Aborted(requests=1 if session.tenant_id else 3, silent=self.silent)
+
 
 class FakeOperations:
     """Writes down what it is asked."""
 
     def __init__(self, answers: FakeAnswers) -> None:
         self.asked: list[str] = []
+        self.orders: list[EndpointOrder] = []
+        self.problems: dict[str, str] = {}
         self._answers = answers
 
     async def add(self, url: str) -> Carried:
@@ -111,6 +120,12 @@ class FakeOperations:
     async def remove(self, name: str) -> Carried:
         self.asked.append(f"remove {name}")
         return Carried(endpoints=[name])
+
+    async def control(self, order: EndpointOrder) -> Carried:
+        self.orders.append(order)
+        if order.id == "nobody":
+            raise NotFound("no endpoint 'nobody'; known: a, b")
+        return Carried(endpoints=[order.id] if order.id else ["a", "b"], problems=self.problems)
 
     async def reload(self) -> str:
         return "reloaded"

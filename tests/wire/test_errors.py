@@ -11,6 +11,7 @@ STATUSES = {
     RefusalReason.BAD_REQUEST: 400,
     RefusalReason.UNAUTHORIZED: 401,
     RefusalReason.MODEL_NOT_FOUND: 404,
+    RefusalReason.ABORTED: 410,
     RefusalReason.PRECONDITION_FAILED: 412,
     RefusalReason.BODY_TOO_LARGE: 413,
     RefusalReason.SATURATED: 429,

@@ -54,6 +54,7 @@ _STATE_STYLES = {
     "unresolved": "bold red",
     "ejected": "bold red",
     "draining": "magenta",
+    "paused": "magenta",
 }
 
 

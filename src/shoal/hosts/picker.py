@@ -17,7 +17,7 @@ from shoal.kernel import InvalidInput
 from shoal.pool import Api, Refusal, RefusalReason, Request
 from shoal.prefix import BlockHasher
 from shoal.routing import Arrived, Ended, Forward, Refuse
-from shoal.routing.commands import Fetch
+from shoal.routing.commands import Cut, Fetch
 from shoal.routing.config import RouterConfig
 from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_model, render_models, rewrite
 
@@ -242,6 +242,10 @@ class Picker:
         limit = self.limits.max_body_bytes
         message = f"The request body is over the limit of {limit} bytes."
         return self.refused(path, headers, RefusalReason.BODY_TOO_LARGE, message)
+
+    def cut(self, command: Cut, headers: Mapping[str, str]) -> Answered:
+        """Return what a client gets in the place of an answer that the router has cut before it began."""
+        return self._answered(command.refusal, command.api, headers, command.request_id)
 
     def refused(
         self,

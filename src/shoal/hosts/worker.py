@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from shoal.kernel import Chance, ConfigError, ShoalError
 from shoal.measures import Fold
 from shoal.prefix import BLOCK_TOKENS, MAX_BLOCKS, BlockHasher
 from shoal.routing import Account, Configured, Event, Router
+from shoal.routing.commands import Cut
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.journal import Opening
 from shoal.scheduling.producers import ApproxPrefixCacheProducer
@@ -87,9 +88,13 @@ class Worker:
         """Take no more requests and wait until those under way have ended."""
         raise NotImplementedError
 
+    def _cut(self, commands: Mapping[str, Cut]) -> int:
+        """End these requests; returns how many there were."""
+        raise NotImplementedError
+
     def _pages(self) -> WorkerAdmin:
         """The admin pages."""
-        return WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing)
+        return WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing, self._cut)
 
     # ------------------------------------------------------------------ inside
 

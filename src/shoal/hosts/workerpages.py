@@ -1,13 +1,13 @@
 """The admin pages of one picker worker, on a unix socket that only its owner can open.
 
-Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /peers, /begin, /drain; a data plane may add to
-them.  Several
-workers are merged by `hosts.admin`.
+Owns GET /healthz, /snapshot, /metrics, /explain/{id} and POST /events, /peers, /begin, /abort, /drain; a data plane may
+add to them.  Several workers are merged by `hosts.admin`.
 """
 
+import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from aiohttp import web
@@ -15,17 +15,24 @@ from aiohttp import web
 from shoal.hosts.picker import Picker
 from shoal.hosts.sharing import Places, Sharing
 from shoal.measures import Family, render
-from shoal.routing import Event
+from shoal.routing import Event, Refuse
+from shoal.routing.commands import Cut
+from shoal.routing.events import SessionAborted
 
 # A fleet of 1,000 endpoints with their models and signals is under 2 MB.
 MAX_EVENTS_BYTES = 32 << 20
 
 _events = msgspec.msgpack.Decoder(list[Event])
+_aborted = msgspec.msgpack.Decoder(SessionAborted)
 _json = msgspec.json.Encoder()
 
 
 class WorkerAdmin:
-    """The pages.  on_event: told each event before the router; on_drain: begins the drain."""
+    """The pages.
+
+    on_event: told each event before the router.  on_drain: begins the drain.  cut: carries out commands, by minted ids,
+    and says how many of the requests there were.
+    """
 
     def __init__(
         self,
@@ -33,11 +40,13 @@ class WorkerAdmin:
         on_drain: Callable[[], Awaitable[None]],
         on_event: Callable[[Event], None],
         sharing: Sharing,
+        cut: Callable[[Mapping[str, Cut]], int],
     ) -> None:
         self._sharing = sharing
         self._picker = picker
         self._on_drain = on_drain
         self._on_event = on_event
+        self._cut = cut
         self._started_at = time.monotonic()
 
     def app(self) -> web.Application:
@@ -50,6 +59,7 @@ class WorkerAdmin:
         app.router.add_post("/events", self._take_events)
         app.router.add_post("/peers", self._peers)
         app.router.add_post("/begin", self._begin)
+        app.router.add_post("/abort", self._abort)
         app.router.add_post("/drain", self._drain)
         return app
 
@@ -110,6 +120,18 @@ class WorkerAdmin:
             return web.json_response({"error": str(error)}, status=400)
         await self._sharing.begin(teachers)
         return web.json_response({})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        try:
+            event = _aborted.decode(await request.read())
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        commands = self._picker.driver.feed(event)
+        refused = sum(type(command) is Refuse for command in commands)
+        # What was just placed may be on its way to its connection.
+        await asyncio.sleep(0)
+        cut = self._cut({command.request_id: command for command in commands if type(command) is Cut})
+        return web.json_response({"requests": refused + cut})
 
     async def _drain(self, _: web.Request) -> web.Response:
         await self._on_drain()

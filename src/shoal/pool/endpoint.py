@@ -8,13 +8,17 @@ from shoal.pool.kvevents import KvSource
 
 
 class EndpointState(StrEnum):
-    """Where an endpoint stands.  Only READY and HALF_OPEN ones are offered requests."""
+    """Where an endpoint stands.  Only READY and HALF_OPEN ones are offered requests.
+
+    PAUSED: it would be ready, and an operator keeps requests from it.
+    """
 
     LOADING = "loading"
     READY = "ready"
     EJECTED = "ejected"
     HALF_OPEN = "half-open"
     DRAINING = "draining"
+    PAUSED = "paused"
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):

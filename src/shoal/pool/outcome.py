@@ -16,6 +16,7 @@ class RefusalReason(StrEnum):
     SATURATED = "rejected-saturated"
     SHUTTING_DOWN = "rejected-shutting-down"
     PRECONDITION_FAILED = "precondition-failed"
+    ABORTED = "aborted"
     INTERNAL = "internal"
 
 

@@ -53,3 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     retry_allowed: bool = True
     headers: dict[str, str] = {}
     subset: tuple[str, ...] | None = None
+
+    def is_of(self, session_id: str, tenant_id: str | None) -> bool:
+        """Whether it belongs to a session, and to a tenant unless that is None."""
+        return self.session_id == session_id and (tenant_id is None or self.tenant_id == tenant_id)

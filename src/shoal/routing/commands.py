@@ -39,6 +39,17 @@ class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
     api: Api = Api.OTHER
 
 
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """End a forwarded request now, at its client and at its engine; it is booked until its `Ended`.
+
+    refusal: for a client that has got nothing of the answer yet.
+    """
+
+    request_id: str
+    refusal: Refusal
+    api: Api = Api.OTHER
+
+
 class Account(msgspec.Struct, frozen=True, tag="account"):
     """A forwarded request is closed: log it, count it, end its trace.  Holds no prompt text.
 
@@ -66,4 +77,4 @@ class Account(msgspec.Struct, frozen=True, tag="account"):
     is_recorded: bool = True
 
 
-Command = Fetch | Forward | Refuse | Account
+Command = Fetch | Forward | Refuse | Cut | Account

@@ -3,16 +3,17 @@
 Every event is a frozen struct with a tag, so a journal is a list of them.
 """
 
-from typing import Annotated
-
 import msgspec
 
 from shoal.pool import Endpoint, EndpointState, Outcome, Request, ServedModel, Signals
 from shoal.pool.kvevents import KvState, Tier
-from shoal.prefix.handover import IndexRows
-from shoal.prefix.horizon import HorizonState
-from shoal.prefix.sets import MAX_SLOTS
-from shoal.routing.news import Name, News, PaceState, PeerBooked
+from shoal.routing.peerevents import EndpointKnown as EndpointKnown
+from shoal.routing.peerevents import PeerEvent as PeerEvent
+from shoal.routing.peerevents import PeerJoined as PeerJoined
+from shoal.routing.peerevents import PeerLeft as PeerLeft
+from shoal.routing.peerevents import PeerSynced as PeerSynced
+from shoal.routing.peerevents import PeerTaught as PeerTaught
+from shoal.routing.peerevents import PeerTold as PeerTold
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
@@ -33,6 +34,16 @@ class Recorded(msgspec.Struct, frozen=True, tag="recorded"):
 
     request_id: str
     outcome: Outcome
+
+
+class SessionAborted(msgspec.Struct, frozen=True, tag="session-aborted"):
+    """An operator wants no answer to any request of a session any more.
+
+    tenant_id: only those of this tenant, None for all: session ids are the clients' choice.
+    """
+
+    session_id: str
+    tenant_id: str | None = None
 
 
 class EndpointJoined(msgspec.Struct, frozen=True, tag="joined"):
@@ -124,55 +135,6 @@ class KvStreamChanged(msgspec.Struct, frozen=True, tag="kv-stream"):
     state: KvState
 
 
-class PeerJoined(msgspec.Struct, frozen=True, tag="peer-joined"):
-    """Another picker of the pool is heard.  peer: the name of its run, which no later process shares."""
-
-    peer: str
-
-
-class PeerTold(msgspec.Struct, frozen=True, tag="peer-told"):
-    """A peer told what it booked, released and learnt, in its order."""
-
-    peer: str
-    news: tuple[News, ...]
-
-
-class PeerSynced(msgspec.Struct, frozen=True, tag="peer-synced"):
-    """All that a peer has in flight with numbers above `after`, up to `until`, None for all that there are."""
-
-    peer: str
-    bookings: tuple[PeerBooked, ...]
-    after: int = 0
-    until: int | None = None
-
-
-class EndpointKnown(msgspec.Struct, frozen=True, array_like=True):
-    """What a peer knows of an endpoint.  slot: its bit in the peer's sets."""
-
-    endpoint_id: Name
-    slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
-    horizon: HorizonState
-    pace: PaceState
-
-
-class PeerTaught(msgspec.Struct, frozen=True, tag="peer-taught"):
-    """A part of a peer's estimated index, for a picker that begins.
-
-    clock: the peer's, above 0 in the first part alone, which names the endpoints that the rows of all parts mean.
-    """
-
-    peer: str
-    clock: int = 0
-    endpoints: tuple[EndpointKnown, ...] = ()
-    rows: IndexRows = IndexRows()
-
-
-class PeerLeft(msgspec.Struct, frozen=True, tag="peer-left"):
-    """A peer is heard no more; its bookings expire a little later unless it is heard again."""
-
-    peer: str
-
-
 class Configured(msgspec.Struct, frozen=True, tag="configured"):
     """A new, already validated configuration document."""
 
@@ -187,6 +149,7 @@ Event = (
     Arrived
     | Ended
     | Recorded
+    | SessionAborted
     | EndpointJoined
     | EndpointChanged
     | EndpointLeft
@@ -206,5 +169,3 @@ Event = (
     | Configured
     | Ticked
 )
-
-PeerEvent = PeerJoined | PeerTold | PeerSynced | PeerTaught | PeerLeft

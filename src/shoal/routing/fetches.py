@@ -52,6 +52,11 @@ class Fetches:
         """End a wait; None when the request does not wait."""
         return self._by_id.pop(request_id, None)
 
+    def of_session(self, session_id: str, tenant_id: str | None) -> list[Request]:
+        """The requests of a session, of one tenant or of all."""
+        asked = [each.arrived.request for each in self._by_id.values()]
+        return [each for each in asked if each.is_of(session_id, tenant_id)]
+
     def late(self, now: float) -> Iterator[str]:
         """The requests whose time is over; each is to be taken before the next is asked for."""
         while self._by_id:

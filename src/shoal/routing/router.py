@@ -23,7 +23,7 @@ from shoal.routing.bursts import Bursts
 from shoal.routing.candidates import Candidates
 from shoal.routing.changes import Changes
 from shoal.routing.columns import COMPLETE, Columns
-from shoal.routing.commands import Account, Command, Fetch, Forward, Refuse
+from shoal.routing.commands import Account, Command, Cut, Fetch, Forward, Refuse
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.estimate import TokenEstimator
 from shoal.routing.events import (
@@ -39,6 +39,7 @@ from shoal.routing.events import (
     PeerTaught,
     PeerTold,
     Recorded,
+    SessionAborted,
     Ticked,
     TokenKeys,
 )
@@ -58,6 +59,9 @@ from shoal.scheduling.plugin import FEW
 RECORD_TIMEOUT_S = 30.0
 # What one step may close, so that no step of a journal is large.
 MAX_EXPIRED_PER_STEP = 500
+_ABORTED = Refusal(
+    reason=RefusalReason.ABORTED, message="The operator of this pool has ended the requests of this session."
+)
 
 
 class Router:
@@ -116,6 +120,8 @@ class Router:
                 return self._fetched(event.request_id, event, now)
             case FetchFailed():
                 return self._fetched(event.request_id, None, now)
+            case SessionAborted():
+                return self._abort(event.session_id, event.tenant_id)
             case Configured():
                 self._apply(load(event.text, "reload"))
             case Ticked():
@@ -282,6 +288,16 @@ class Router:
     ) -> Refuse:
         self._errors_total += 1
         return Refuse(request.id, Refusal(reason=reason, message=message, retry_after_s=retry_after_s), request.api)
+
+    def _abort(self, session_id: str, tenant_id: str | None) -> list[Command]:
+        """Refuse what waits of a session, and have what runs cut; its next request is one like any other."""
+        commands: list[Command] = []
+        for request in self._fetches.of_session(session_id, tenant_id):
+            self._fetches.take(request.id)
+            commands.append(self._refuse(request, _ABORTED.reason, _ABORTED.message))
+        running = [flight.request for flight in self._flights.values() if flight.ended_at is None]
+        commands += [Cut(each.id, _ABORTED, each.api) for each in running if each.is_of(session_id, tenant_id)]
+        return commands
 
     # ------------------------------------------------------------------ endings: all meet in _close
 

@@ -37,6 +37,8 @@ _SHAPES = {
     RefusalReason.BAD_REQUEST: _Shape(400, "invalid_request_error", "invalid_request_error", "bad_request"),
     RefusalReason.UNAUTHORIZED: _Shape(401, "authentication_error", "authentication_error", "invalid_api_key"),
     RefusalReason.MODEL_NOT_FOUND: _Shape(404, "not_found_error", "not_found_error", "model_not_found", "model"),
+    # Clients try most others again by themselves.
+    RefusalReason.ABORTED: _Shape(410, "invalid_request_error", "invalid_request_error", "aborted"),
     RefusalReason.PRECONDITION_FAILED: _Shape(
         412, "invalid_request_error", "invalid_request_error", "precondition_failed"
     ),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from shoal.hosts.driver import Driver
 from shoal.hosts.extproc import service
 from shoal.hosts.extproc.lean import PROCESS_PATH, LeanServer
+from shoal.routing.commands import Cut
+from shoal.routing.events import SessionAborted
 from tests.hosts.extproc.test_exchange import Door, body, chat, head, headers_of
 from tests.hosts.waiting_router import AskingRouter, HeldTokens
 
@@ -31,6 +33,7 @@ class Served:
         self.tokens = HeldTokens()
         self.door.picker.tokens = self.tokens
         self.lean = LeanServer(self.door.picker, path) if is_lean else None
+        self.live = service.LiveCalls()
         self._path = path
         self.channel: Any = None
 
@@ -41,7 +44,7 @@ class Served:
             await self.lean.start()
             stop = self.lean.stop
         else:
-            server, _ = service.serve(self.door.picker, [f"unix:{self._path}"], max_body_bytes=1 << 20)
+            server, _ = service.serve(self.door.picker, [f"unix:{self._path}"], max_body_bytes=1 << 20, live=self.live)
             await server.start()
             stop = server.stop
         async with grpc.aio.insecure_channel(f"unix:{self._path}") as channel:
@@ -58,10 +61,14 @@ class Served:
             response_deserializer=pb.ProcessingResponse.FromString,
         )()
 
-    async def asked(self, mode: int = 2, text: str = "hello") -> Any:
+    def cut(self, commands: Mapping[str, Cut]) -> int:
+        """Carry out commands of the router."""
+        return self.lean.cut(commands) if self.lean is not None else self.live.cut(commands)
+
+    async def asked(self, mode: int = 2, text: str = "hello", session: str = "") -> Any:
         """A request whose tokens are being fetched."""
         call, count = self.process(), len(self.tokens.open)
-        await call.write(head(mode=mode))
+        await call.write(head(mode=mode, x_session_id=session))
         if mode == 2:
             assert (await call.read()).HasField("request_headers")
         await call.write(body(chat(text)))
@@ -225,3 +232,26 @@ def test_a_stopping_worker_waits_for_requests_that_wait(tmp_path: Path, monkeypa
             assert served.is_clean
 
     uvloop.run(main())
+
+
+def test_a_placed_request_that_is_cut_gets_an_answer_of_the_pool_and_no_other_does(play: Play) -> None:
+    async def scene(served: Served) -> None:
+        calls = []
+        for session in ("doomed", "spared"):
+            calls.append(await served.asked(session=session))
+            served.tokens.give()
+            await calls[-1].read()
+        commands = served.door.driver.feed(SessionAborted("doomed"))
+        cut = {command.request_id: command for command in commands if isinstance(command, Cut)}
+        assert served.cut(cut) == len(cut) == 1
+        immediate = (await calls[0].read()).immediate_response
+        assert immediate.status.code == 410
+        assert json.loads(immediate.body)["error"]["code"] == "aborted"
+        assert served.door.driver.router.status().inflight == 2
+        for call in calls:
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]
+        await until(lambda: served.is_clean)
+        assert served.cut(cut) == 0
+
+    play(scene)

@@ -44,12 +44,19 @@ sglang:num_queue_reqs{{tp_rank="0"}} 0.0
 
 
 class ScriptedEngine:
-    """An engine whose answers a test sets.  status: path -> HTTP status; calls: how often each path was asked."""
+    """An engine whose answers a test sets.
+
+    status: path -> HTTP status; pages: path -> body of a 200; gates: path -> what its answers wait for; calls: how
+    often each path was asked; orders: what was posted, as (path with query, body).
+    """
 
     def __init__(self, kind: str = "vllm", port: int = 0) -> None:
         self.models = ["m"]
         self.status: dict[str, int] = {}
         self.calls: dict[str, int] = {}
+        self.pages: dict[str, bytes] = {}
+        self.gates: dict[str, asyncio.Event] = {}
+        self.orders: list[tuple[str, bytes]] = []
         self.headers: dict[str, str] = {}
         self.running = 0
         self.kind = kind
@@ -93,10 +100,16 @@ class ScriptedEngine:
         path = request.path
         self.calls[path] = self.calls.get(path, 0) + 1
         self.headers = dict(request.headers)
+        if request.method == "POST":
+            self.orders.append((request.path_qs, await request.read()))
+        if path in self.gates:
+            await self.gates[path].wait()
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         if path in self.status:
             return web.Response(status=self.status[path])
+        if path in self.pages:
+            return web.Response(body=self.pages[path])
         if path == "/v1/models":
             body = json.dumps({"data": [{"id": name} for name in self.models]}).encode()
             return web.Response(body=self.models_body if self.models_body is not None else body)

@@ -70,3 +70,29 @@ def test_a_sink_that_failed_is_told_the_present_until_it_takes_it() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     run(test)
+
+
+def test_a_sink_that_failed_is_told_of_caches_that_were_dropped_meanwhile() -> None:
+    async def test() -> None:
+        taken: list[list[events.Event]] = []
+        faults = [RuntimeError("not now")] * 2
+        joined = events.EndpointJoined(Endpoint(id="a", address="a:1"))
+
+        def sink(batch: list[events.Event]) -> None:
+            if faults:
+                raise faults.pop()
+            taken.append(batch)
+
+        outbox = Outbox(sink, 0.0, lambda: [joined], 0.0)
+        task = asyncio.create_task(outbox.run())
+        outbox.put(joined, events.BlocksCleared("a"), events.BlocksCleared("gone"))
+        while not taken:
+            await asyncio.sleep(0)
+        assert taken == [[joined, events.EndpointChanged("a", EndpointState.LOADING), events.BlocksCleared("a")]]
+        outbox.put(load("a", 1))
+        await outbox.settled()
+        assert taken[1:] == [[load("a", 1)]]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(test)

@@ -55,6 +55,32 @@ class PoolClient:
         answer = msgspec.json.decode(self._good("POST", "/endpoints", body), type=dict[str, Any])
         return [str(endpoint_id) for endpoint_id in answer["endpoints"]], bool(answer["is_known"])
 
+    def control(
+        self,
+        op: str,
+        *,
+        name: str = "",
+        labels: dict[str, str] | None = None,
+        is_all: bool = False,
+        timeout_s: float = 30.0,
+        **more: object,
+    ) -> tuple[list[str], dict[str, str]]:
+        """Pause, resume or reset the engines of one endpoint, of those with labels, or of all.
+
+        timeout_s: how long each may take.  more: `mode`, `running`, `external` of the order.  Returns the ids, and what
+        was not done by id.
+        """
+        order = {"op": op, "id": name, "labels": labels or {}, "all": is_all, "timeout_s": timeout_s, **more}
+        answer = self._good("POST", "/endpoints", msgspec.json.encode(order), timeout_s=2 * timeout_s + self._timeout_s)
+        carried = msgspec.json.decode(answer, type=dict[str, Any])
+        return [str(endpoint_id) for endpoint_id in carried["endpoints"]], dict(carried["problems"])
+
+    def abort(self, session: str, tenant: str | None = None) -> tuple[int, list[str]]:
+        """End the requests of a session; returns how many there were, and the pickers that did not answer."""
+        body = msgspec.json.encode({"session": session, "tenant": tenant})
+        answer = msgspec.json.decode(self._good("POST", "/abort", body), type=dict[str, Any])
+        return int(answer["requests"]), [str(picker) for picker in answer["silent"]]
+
     def upgrade(self, timeout_s: float = 600.0) -> str:
         """Replace the workers one by one; returns what was done, when it is done."""
         return self._done("/upgrade", timeout_s)

@@ -11,7 +11,7 @@ import msgspec
 
 _LEAST_KNOWN_FIRST = ("stale", "catching-up", "none", "fresh")
 _PEER_WORST_FIRST = ("lost", "silent", "catching-up", "heard")
-_WORST_FIRST = ("draining", "loading", "ejected", "half-open", "ready")
+_WORST_FIRST = ("draining", "paused", "loading", "ejected", "half-open", "ready")
 
 
 class EndpointPicture(msgspec.Struct, frozen=True, kw_only=True):

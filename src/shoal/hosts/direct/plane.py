@@ -8,6 +8,7 @@ import contextlib
 import secrets
 import socket
 import ssl
+from collections.abc import Mapping
 
 from shoal.hosts.direct.answerheads import AnswerReader
 from shoal.hosts.direct.backends import BackendsFile
@@ -17,6 +18,7 @@ from shoal.hosts.direct.pools import Pools
 from shoal.hosts.direct.settings import CONTROL_PREFIXES, DirectSettings
 from shoal.hosts.direct.wheel import Wheel
 from shoal.hosts.picker import Picker
+from shoal.routing.commands import Cut
 
 BACKLOG = 4096
 LINGER_S = 2.0
@@ -113,6 +115,17 @@ class Plane:
         self._clients.pop(client, None)
         if not self._clients:
             self._is_empty.set()
+
+    def cut(self, commands: Mapping[str, Cut]) -> int:
+        """End these requests; returns how many there were."""
+        count = 0
+        for client in list(self._clients):
+            relay = client.relay
+            command = commands.get(relay.request_id) if relay is not None else None
+            if relay is not None and command is not None:
+                relay.abort(command)
+                count += 1
+        return count
 
     # ------------------------------------------------------------------ the end
 

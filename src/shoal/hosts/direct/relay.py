@@ -22,6 +22,7 @@ from shoal.hosts.picker import Answered, Placed
 from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
 from shoal.routing import Ended, Recorded
+from shoal.routing.commands import Cut
 
 if TYPE_CHECKING:
     from shoal.hosts.direct.clients import ClientConnection
@@ -39,8 +40,8 @@ _BODYLESS = frozenset((204, 304))
 class Relay:
     """One request.  `start` it once; `leave` when its client has gone.
 
-    tunnel: what the connection became, None for an ordinary request.  dialling: the connection that is being opened,
-    or the pause before a retry; whoever sets it clears it.
+    request_id: the minted one.  tunnel: what the connection became, None for an ordinary request.  dialling: the
+    connection that is being opened, or the pause before a retry; whoever sets it clears it.
     """
 
     __slots__ = (
@@ -63,7 +64,6 @@ class Relay:
         "_pool",
         "_quiet_since",
         "_received_at",
-        "_request_id",
         "_seen",
         "_splice",
         "_start",
@@ -72,6 +72,7 @@ class Relay:
         "_ttft_s",
         "_waiting",
         "dialling",
+        "request_id",
         "tunnel",
     )
 
@@ -106,7 +107,8 @@ class Relay:
         self._waiting: Waiting | None = None
         self.dialling: asyncio.Task[None] | asyncio.TimerHandle | None = None
         self.tunnel: Tunnel | None = None
-        # _client_id, _placed, _pool, _request_id, _start: from `start` on.
+        self.request_id = ""
+        # _client_id, _placed, _pool, _start: from `start` on.
 
     # ------------------------------------------------------------------ on the way to an engine
 
@@ -114,7 +116,7 @@ class Relay:
         """Ask the router and send the request, or answer what it is refused with, as soon as the router has decided."""
         head, body = self._head, self._body
         picker, target = self._plane.picker, head.target
-        self._request_id = request_id = picker.mint()
+        self.request_id = request_id = picker.mint()
         try:
             placed = picker.ask(request_id, target.method, target.path, head.headers, body, tenant)
         except Exception as error:
@@ -337,7 +339,7 @@ class Relay:
             self._head.target.minor,
             ends=self._client.ends_after(not is_framed),
             client_id=self._client_id,
-            request_id=self._request_id,
+            request_id=self.request_id,
             shown=self._pool.shown if plane.settings.shows_endpoint else b"",
             added=self._placed.forward.response_headers,
         )
@@ -453,8 +455,24 @@ class Relay:
         else:
             self._failed(flag, 502)
 
-    def _cut(self, flag: str, *, is_failure: bool = True) -> None:
-        """End an answer in its middle, so that the client sees that it is not whole."""
+    def abort(self, command: Cut) -> None:
+        """The router ends it."""
+        self._flags = "OA"
+        self._stop_dialling()
+        if self.tunnel is not None:
+            self._close_engine()
+            self.tunnel.engine_lost()
+        elif self._has_begun:
+            refusal = command.refusal
+            self._cut("OA", is_failure=False, said=(refusal.message, str(refusal.reason)))
+        else:
+            self._close_engine()
+            answered = self._plane.picker.cut(command, self._head.headers)
+            self._refuse(answered)
+            self._record(answered.status)
+
+    def _cut(self, flag: str, *, is_failure: bool = True, said: tuple[str, ...] = (replies.BROKEN,)) -> None:
+        """End an answer in its middle, so that the client sees that it is not whole.  said: the last event's words."""
         self._flags = flag
         self._close_engine()
         answer, splice = self._answer, self._splice
@@ -462,7 +480,7 @@ class Relay:
         assert splice is not None
         event = b""
         if answer.is_events and not answer.is_encoded and splice.may_put_in:
-            event = splice.framed(replies.last_event(self._placed.request.api, replies.BROKEN))
+            event = splice.framed(replies.last_event(self._placed.request.api, *said))
         self._client.break_off(event, is_reset=not splice.is_framed)
         self._record(answer.status, is_cut=True, is_failure=is_failure)
 
@@ -498,7 +516,7 @@ class Relay:
 
     def _record(self, status: int, is_cut: bool = False, is_gone: bool = False, is_failure: bool = False) -> None:
         """Tell the router what came of the request and that it is over."""
-        plane, request_id, splice, answer = self._plane, self._request_id, self._splice, self._answer
+        plane, request_id, splice, answer = self._plane, self.request_id, self._splice, self._answer
         plane.active -= 1
         if self._is_retry:
             plane.retrying -= 1

@@ -88,15 +88,15 @@ def local_answer(
     return head if is_head else head + body
 
 
-def last_event(api: Api, message: str) -> bytes:
+def last_event(api: Api, message: str, code: str = "engine_lost") -> bytes:
     """Return the event that tells a stream's reader that there is no end to come."""
-    error: dict[str, str | None] = {"message": message, "type": SERVER, "param": None, "code": "engine_lost"}
+    error: dict[str, str | None] = {"message": message, "type": SERVER, "param": None, "code": code}
     data: dict[str, object]
     if api is Api.MESSAGES:
         data = {"type": "error", "error": {"type": "api_error", "message": message}}
         return b"event: error\ndata: " + msgspec.json.encode(data) + b"\n\n"
     if api is Api.RESPONSES:
-        data = {"type": "error", "code": "engine_lost", "message": message, "param": None, "error": error}
+        data = {"type": "error", "code": code, "message": message, "param": None, "error": error}
         return b"event: error\ndata: " + msgspec.json.encode(data) + b"\n\n"
     return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
 

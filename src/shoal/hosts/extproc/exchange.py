@@ -14,6 +14,7 @@ from shoal.hosts.picker import Answered, Picker, Placed
 from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
 from shoal.routing import Ended, Forward, Recorded
+from shoal.routing.commands import Cut
 
 FULL_DUPLEX_STREAMED = 4
 BODY_MODE_NONE = 0
@@ -251,6 +252,12 @@ class Exchange:
         return [reply, *replies.streamed_body(placed.body)]
 
     # ------------------------------------------------------------------ refusals and the end
+
+    def cut(self, command: Cut) -> list[bytes]:
+        """Return the reply that ends a placed request: Envoy answers so, or breaks off an answer that has begun."""
+        if self._forward is None:
+            return []
+        return [self._answered(self._picker.cut(command, self._headers))]
 
     def _answered(self, answered: Answered) -> bytes:
         self._uncharge()

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast
 
@@ -23,6 +23,7 @@ from shoal.hosts.extproc.http2 import Connection, Opened, Received
 from shoal.hosts.extproc.requests import Message, joined, read_body
 from shoal.hosts.extproc.streams import HEALTH_SERVICES, LIVENESS, MESSAGE_OVERHEAD_BYTES
 from shoal.hosts.picker import Picker
+from shoal.routing.commands import Cut
 
 log = logging.getLogger("shoal.extproc")
 
@@ -174,6 +175,11 @@ class ProcessCall(Call):
     def send_late(self, send: Callable[[list[bytes] | Exception], None]) -> None:
         """The router may answer in a later step."""
         self._exchange.send_late(send)
+
+    def cut(self, commands: Mapping[str, Cut]) -> list[bytes]:
+        """Return the reply that ends the request if it is among these."""
+        command = commands.get(self._exchange.request_id)
+        return self._exchange.cut(command) if command is not None else []
 
     def gone(self) -> None:
         """Release what the request holds."""
@@ -407,6 +413,18 @@ class Peer(asyncio.Protocol):
                 self._finish(stream_id, call)
         self._flush()
 
+    def cut(self, commands: Mapping[str, Cut]) -> int:
+        """End these requests; returns how many of them were placed here."""
+        count = 0
+        for stream_id, call in list(self._calls.items()):
+            if type(call) is ProcessCall:
+                replies = call.cut(commands)
+                for reply in replies:
+                    self._reply(stream_id, call, reply)
+                count += bool(replies)
+        self._flush()
+        return count
+
     def leave(self) -> None:
         """Send Envoy's next requests elsewhere; the connection closes with its last call."""
         self._http2.leave()
@@ -451,6 +469,10 @@ class LeanServer:
         """Listen."""
         self._server = await self.loop.create_unix_server(lambda: Peer(self), self._path, backlog=4096)
         self._watch = asyncio.create_task(self._end_records())
+
+    def cut(self, commands: Mapping[str, Cut]) -> int:
+        """End these requests; returns how many there were."""
+        return sum(peer.cut(commands) for peer in list(self._peers))
 
     def set_serving(self, is_serving: bool) -> None:
         """What the health service says, except of liveness."""

@@ -6,7 +6,7 @@ served by `lean`.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -27,6 +27,7 @@ from shoal.hosts.extproc.streams import (
     take_records,
 )
 from shoal.hosts.picker import Picker
+from shoal.routing.commands import Cut
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -37,10 +38,12 @@ def serve(
     *,
     max_body_bytes: int,
     credentials: grpc.ServerCredentials | None = None,
+    live: "LiveCalls | None" = None,
 ) -> tuple[grpc.aio.Server, HealthServicer]:
     """Make the server for `addresses` (`unix:PATH` or `ip:port`); the caller starts and stops it.
 
-    Returns the server and its health service, which says NOT_SERVING until `set_serving`.
+    live: told of every request under way.  Returns the server and its health service, which says NOT_SERVING until
+    `set_serving`.
     """
     server = grpc.aio.server(
         options=[
@@ -56,7 +59,7 @@ def serve(
         ]
     )
     health_service = HealthServicer()
-    server.add_generic_rpc_handlers((_ext_proc_handler(picker), _access_log_handler(picker)))
+    server.add_generic_rpc_handlers((_ext_proc_handler(picker, live or LiveCalls()), _access_log_handler(picker)))
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     for address in addresses:
         bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
@@ -100,11 +103,37 @@ class _LateReplies:
             self.writing.cancel()
 
 
-def _ext_proc_handler(picker: Picker) -> Any:
+class LiveCalls:
+    """The requests under way, so that they can be ended from outside."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Exchange, _LateReplies] = {}
+
+    def joined(self, exchange: Exchange, late: _LateReplies) -> None:
+        """A stream has begun."""
+        self._calls[exchange] = late
+
+    def left(self, exchange: Exchange) -> None:
+        """A stream is over."""
+        self._calls.pop(exchange, None)
+
+    def cut(self, commands: Mapping[str, Cut]) -> int:
+        """End these requests; returns how many there were."""
+        count = 0
+        for exchange, late in list(self._calls.items()):
+            command = commands.get(exchange.request_id)
+            if command is not None and (replies := exchange.cut(command)):
+                late.send(replies)
+                count += 1
+        return count
+
+
+def _ext_proc_handler(picker: Picker, live: LiveCalls) -> Any:
     async def process(_: Any, context: Any) -> None:
         exchange = Exchange(picker)
         read, write = context.read, context.write
         late = _LateReplies(picker, context)
+        live.joined(exchange, late)
         try:
             while True:
                 message = await read()
@@ -123,6 +152,7 @@ def _ext_proc_handler(picker: Picker) -> Any:
                 if not answers:
                     exchange.send_late(late.send)
         finally:
+            live.left(exchange)
             exchange.end()
             late.cancel()
 

@@ -3,11 +3,13 @@
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.hosts.extproc.lean import LeanServer
 from shoal.hosts.worker import Worker as AnyWorker
 from shoal.hosts.worker import run_worker, warm_up, worker_parser
+from shoal.routing.commands import Cut
 
 __all__ = ["Worker", "main", "parser", "warm_up"]
 
@@ -25,6 +27,9 @@ class Worker(AnyWorker):
         await self._server.start()
         os.chmod(path, 0o600)
         self._server.set_serving(True)
+
+    def _cut(self, commands: Mapping[str, Cut]) -> int:
+        return self._server.cut(commands)
 
     async def _close(self) -> None:
         self._server.set_serving(False)

@@ -5,17 +5,22 @@ events.  Choosing an engine for a request does not, nor does carrying requests.
 """
 
 from shoal.hosts.fleet.backendsfile import read_api_key
-from shoal.hosts.fleet.keeper import EndpointReport, FleetKeeper, UnknownEndpoint
+from shoal.hosts.fleet.calls import PauseMode
+from shoal.hosts.fleet.control import Done, Selection, UnknownEndpoint
+from shoal.hosts.fleet.keeper import EndpointReport, FleetKeeper
 from shoal.hosts.fleet.outbox import Sink
 from shoal.hosts.fleet.pace import Pace
 from shoal.hosts.fleet.sources import FileSource, Source, StaticSource
 from shoal.hosts.fleet.targets import Target, parse_url
 
 __all__ = [
+    "Done",
     "EndpointReport",
     "FileSource",
     "FleetKeeper",
     "Pace",
+    "PauseMode",
+    "Selection",
     "Sink",
     "Source",
     "StaticSource",

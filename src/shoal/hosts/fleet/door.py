@@ -1,4 +1,4 @@
-"""The keeper's way to one engine: bounded GET calls, each endpoint with connections of its own.
+"""The keeper's way to one engine: bounded calls, each endpoint with connections of its own.
 
 Whatever an engine answers (nothing, garbage, too much, too slowly) becomes Unreachable with a reason that
 an operator can act on.  What the answers mean is not read here.
@@ -97,7 +97,7 @@ class EngineDoor:
         async with self._lanes.steady if self.is_steady else self._lanes.suspect:
             try:
                 async with asyncio.timeout(timeout_s):
-                    body = await self._get(path, limit_bytes)
+                    body = await self._call("GET", path, limit_bytes)
             except Unreachable as error:
                 self.is_steady = error.status != 0
                 raise
@@ -109,6 +109,19 @@ class EngineDoor:
                 raise Unreachable(describe(error)) from None
         self.is_steady = True
         return body
+
+    async def post(self, path: str, body: object = None, *, limit_bytes: int, timeout_s: float) -> bytes:
+        """Send an order, with `body` as JSON unless it is None; return the body of a 200 answer.  Raises Unreachable.
+
+        It takes no place among the readings: an engine may think about an order for minutes.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._call("POST", path, limit_bytes, body)
+        except TimeoutError:
+            raise Unreachable(f"no answer in {timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unreachable(describe(error)) from None
 
     async def speaks_tls(self, timeout_s: float) -> bool:
         """Whether a server that is called without TLS takes a handshake; its certificate is not looked at."""
@@ -131,13 +144,18 @@ class EngineDoor:
         if session is not None:
             await session.close()
 
-    async def _get(self, path: str, limit_bytes: int) -> bytes:
+    async def _call(self, method: str, path: str, limit_bytes: int, body: object = None) -> bytes:
         if self._tls_problem:
             raise Unreachable(self._tls_problem)
         if self._session is None:
             self._session = _session(self._headers)
-        response = await self._session.get(
-            self._origin + path, ssl=self._tls, server_hostname=self._server_name, allow_redirects=False
+        response = await self._session.request(
+            method,
+            self._origin + path,
+            json=body,
+            ssl=self._tls,
+            server_hostname=self._server_name,
+            allow_redirects=False,
         )
         async with response:
             if response.status != 200:
@@ -164,7 +182,8 @@ async def _body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
 
 def _session(headers: dict[str, str]) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=2, keepalive_timeout=30.0),
+        # A health check, a scrape and an order at once.
+        connector=aiohttp.TCPConnector(limit=3, keepalive_timeout=30.0),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=None),

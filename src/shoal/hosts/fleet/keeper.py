@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from shoal.hosts.fleet.control import FleetControl, UnknownEndpoint
 from shoal.hosts.fleet.door import Lanes, Trust
 from shoal.hosts.fleet.loops import kept_up
 from shoal.hosts.fleet.member import Kit, Member
@@ -20,7 +21,6 @@ from shoal.hosts.fleet.resolver import Lookup, Resolver
 from shoal.hosts.fleet.sources import AddedSource, Source
 from shoal.hosts.fleet.targets import Target
 from shoal.hosts.logs import Log
-from shoal.kernel import ShoalError
 from shoal.pool import Endpoint, EndpointState, ServedModel, Signals
 from shoal.routing import events
 
@@ -30,10 +30,6 @@ _LINES_PER_REPORT = 10
 _DRAIN_POLL_S = 0.1
 
 Drained = Callable[[str], Awaitable[None]]
-
-
-class UnknownEndpoint(ShoalError):
-    """An operator named an endpoint that is not in the fleet."""
 
 
 class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +48,8 @@ class FleetKeeper:
     """Keeps the fleet and tells `sink` what changes, in order.
 
     busy: whether the pool has requests on an endpoint; sets the pace of scraping.  drained: returns once a draining
-    endpoint has no request left; without it `busy` is polled.  Make it inside a running loop.
+    endpoint has no request left; without it `busy` is polled.  Make it inside a running loop.  control: orders to the
+    engines themselves.
     """
 
     def __init__(
@@ -75,6 +72,7 @@ class FleetKeeper:
         self._resolver = Resolver(self._reconcile, self._tempo, lookup)
         self._drained = drained or self._until_not_busy
         self._members: dict[str, Member] = {}
+        self.control = FleetControl(lambda: self._members.values(), self._outbox, self._drained)
         self._removed: set[str] = set()
         self._told_clashes: set[tuple[str, str]] = set()
         self._goodbyes: dict[str, asyncio.Task[None]] = {}
@@ -234,11 +232,7 @@ class FleetKeeper:
     def _take(self, name: str) -> list[Member]:
         """Find the members of that name and keep them from coming back by themselves."""
         name = name.rstrip("/")
-        found = [
-            member
-            for member in self._members.values()
-            if name in (member.endpoint.id, member.endpoint.address, member.url, member.target.name, member.target.url)
-        ]
+        found = [member for member in self._members.values() if member.has_name(name)]
         for member in found:
             member.is_held = True
             self._removed.add(member.endpoint.id)

@@ -1,6 +1,6 @@
 """One endpoint under watch: its readiness loop, its scrape loop, and the events that follow.
 
-States here are LOADING, READY and DRAINING; ejection after failed requests is the router's.  Which endpoints
+States here are LOADING, READY, PAUSED and DRAINING; ejection after failed requests is the router's.  Which endpoints
 there are, and when a drained one may go, is the keeper's.
 """
 
@@ -17,6 +17,7 @@ from shoal.hosts.fleet.pace import Tempo
 from shoal.hosts.fleet.readiness import Readiness, detect_engine
 from shoal.hosts.fleet.scraper import Scraper
 from shoal.hosts.fleet.targets import Target
+from shoal.hosts.fleet.weights import Weights
 from shoal.hosts.logs import Log
 from shoal.pool import Endpoint, EndpointState, ServedModel, Signals
 from shoal.routing import events
@@ -37,12 +38,16 @@ class Kit(NamedTuple):
 
 
 class Member:
-    """One endpoint.  is_held: an operator drained it, so it does not return by itself.  reason: why it is not ready."""
+    """One endpoint.
+
+    is_held: an operator drained it, so it does not return by itself.  is_engine_paused: the engine was told to begin no
+    step.  reason: why it is not ready.  door: the way to the engine.
+    """
 
     __slots__ = (
-        "_door",
         "_failures",
         "_is_identified",
+        "_is_paused",
         "_kit",
         "_models_due",
         "_readiness",
@@ -52,7 +57,10 @@ class Member:
         "_scrape_task",
         "_scraper",
         "_watch_task",
+        "_weights",
+        "door",
         "endpoint",
+        "is_engine_paused",
         "is_held",
         "is_leaving",
         "models",
@@ -69,6 +77,8 @@ class Member:
         self.reason = "not asked yet"
         self.is_held = False
         self.is_leaving = False
+        self.is_engine_paused = False
+        self._is_paused = False
         self._is_identified = False
         self._report_wait_s = self._report_due = 0.0
         self._kit = kit
@@ -93,6 +103,10 @@ class Member:
         self._kit.outbox.put(events.EndpointJoined(self.endpoint, self.state))
         self._watch_task = self._spawn(self._watch, "watch")
 
+    def has_name(self, name: str) -> bool:
+        """Whether `name` is its id, its address, or what its target is called."""
+        return name in (self.endpoint.id, self.endpoint.address, self.url, self.target.name, self.target.url)
+
     def drain(self) -> None:
         """Have it offered to no new request; its load is still read."""
         _cancel(self._watch_task)
@@ -100,11 +114,27 @@ class Member:
 
     def resume(self) -> None:
         """Take a draining endpoint back: it is offered once it is seen ready."""
-        self.is_held = False
+        self.is_held = self._is_paused = False
         self._stop_scraping()
         self._begin_loading()
         self._set_state(EndpointState.LOADING)
         self._watch_task = self._spawn(self._watch, "watch")
+
+    def pause(self) -> None:
+        """Have it offered to no new request until `unpause`, also when it becomes ready meanwhile."""
+        self._is_paused = True
+        if self.state is EndpointState.READY:
+            self._set_state(EndpointState.PAUSED)
+
+    def unpause(self) -> None:
+        """Have it offered again."""
+        self._is_paused = False
+        if self.state is EndpointState.PAUSED:
+            self._set_state(EndpointState.READY)
+
+    async def look_at_weights(self) -> None:
+        """Read the version of its weights now."""
+        self._note_weights(await self._weights.version(self.endpoint.engine))
 
     def retarget(self, target: Target, endpoint: Endpoint) -> None:
         """Take over changed labels, engine, key or certificate authority; the state stays."""
@@ -141,11 +171,12 @@ class Member:
     def _open(self) -> None:
         """Make the door and what stands on it."""
         kit = self._kit
-        self._door = EngineDoor(self.target, self.endpoint, kit.lanes, kit.trust)
-        self._readiness = Readiness(self._door, kit.tempo.pace)
+        self.door = EngineDoor(self.target, self.endpoint, kit.lanes, kit.trust)
+        self._readiness = Readiness(self.door, kit.tempo.pace)
+        self._weights = Weights(self.door, kit.tempo.pace.timeout_s)
         self._scraper = Scraper(
             self.url,
-            self._door,
+            self.door,
             kit.tempo,
             engine=self._identify,
             busy=lambda: kit.busy(self.endpoint.id),
@@ -160,13 +191,15 @@ class Member:
         self._watch_task = self._scrape_task = None
         for task in tasks:
             task.cancel()
-        retiring = asyncio.create_task(_close_after(tasks, self._door), name=f"fleet-close {self.endpoint.id}")
+        retiring = asyncio.create_task(_close_after(tasks, self.door), name=f"fleet-close {self.endpoint.id}")
         self._retiring.add(retiring)
         retiring.add_done_callback(self._retiring.discard)
 
     def _begin_loading(self) -> None:
         """Forget what another process at this address may have changed."""
         self._readiness.forget()
+        self._weights.forget()
+        self.is_engine_paused = False
         self._is_identified = bool(self.target.known_engine)
         self._report_wait_s = self._kit.tempo.pace.report_s
         self._report_due = asyncio.get_running_loop().time() + self._report_wait_s
@@ -189,29 +222,39 @@ class Member:
                 self._fail(str(error))
             else:
                 self._pass()
-            is_well = self.state is EndpointState.READY and not self._failures
+            is_well = self.state is not EndpointState.LOADING and not self._failures
             await asyncio.sleep(tempo.probe_wait_s(tempo.pace.ready_s if is_well else tempo.pace.loading_s))
 
     async def _check(self) -> None:
         now = asyncio.get_running_loop().time()
         is_loading = self.state is EndpointState.LOADING
-        if is_loading or now >= self._models_due:
+        is_due = is_loading or now >= self._models_due
+        if is_due:
             models = await self._readiness.models()
             self._models_due = now + self._kit.tempo.spread(self._kit.tempo.pace.models_s)
             if models != self.models:
                 self.models = models
                 self._kit.outbox.put(events.ModelsSeen(self.endpoint.id, models))
+            self._note_weights(self._weights.models(models))
         if is_loading and not self._is_identified:
             self._set_engine(await self._readiness.engine())
             # A page without a known name does not stop an engine from serving; the scraper goes on looking.
         await self._readiness.health(self.endpoint.engine)
+        if is_due:
+            await self.look_at_weights()
+
+    def _note_weights(self, what: str) -> None:
+        """Have what is believed of its cache forgotten when it serves other weights.  what: is new, "" for nothing."""
+        if what:
+            log.info(f"{self.url} has other weights: its cache counts as empty", new=what)
+            self._kit.outbox.put(events.BlocksCleared(self.endpoint.id))
 
     def _pass(self) -> None:
         self._failures = 0
         self.reason = ""
         if self.state is EndpointState.LOADING:
             self._models_due = 0.0
-            self._set_state(EndpointState.READY)
+            self._set_state(EndpointState.PAUSED if self._is_paused else EndpointState.READY)
             self._scrape_task = self._spawn(self._scraper.run, "scrape")
             names = ", ".join(model.id for model in self.models[:5])
             log.info(f"{self.url} is ready", engine=self.endpoint.engine, models=names)
@@ -219,7 +262,7 @@ class Member:
     def _fail(self, reason: str) -> None:
         self._failures += 1
         self.reason = reason
-        if self.state is EndpointState.READY and self._failures >= self._kit.tempo.pace.failure_limit:
+        if self.state is not EndpointState.LOADING and self._failures >= self._kit.tempo.pace.failure_limit:
             log.warning(f"{self.url} is not ready any more: {reason}")
             self._stop_scraping()
             self._begin_loading()

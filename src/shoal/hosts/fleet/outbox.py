@@ -1,8 +1,8 @@
 """The way of events from the keeper to its sink: in order, in batches, never growing without bound.
 
 Readings of load that a slow sink has not taken yet are replaced by newer ones of the same endpoint; every
-other event is kept.  A sink that failed is told the present state of everything until it takes it, so nothing is
-lost and nothing piles up.
+other event is kept.  A sink that failed is told the present state of everything until it takes it, and which caches
+were dropped meanwhile, so nothing is lost and nothing piles up.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Outbox:
     """
 
     __slots__ = (
-        *("_failure", "_linger_s", "_loads", "_pending", "_present", "_retry_s", "_sink", "_told_ids"),
+        *("_cleared", "_failure", "_linger_s", "_loads", "_pending", "_present", "_retry_s", "_sink", "_told_ids"),
         *("_waiters", "_wake"),
     )
 
@@ -40,6 +40,7 @@ class Outbox:
         self._present = present
         self._retry_s = retry_s
         self._failure = ""
+        self._cleared: dict[events.BlocksCleared, None] = {}
         self._told_ids: set[str] = set()
         self._pending: list[events.Event] = []
         self._loads: dict[str, int] = {}
@@ -92,16 +93,19 @@ class Outbox:
                 say = log.error if isinstance(error, ShoalError) else log.exception
                 say("fleet events were not taken, telling all again", events=len(batch), why=failure)
             self._failure = failure
+            self._keep_cleared(batch)
         else:
             if self._failure:
                 log.info("fleet events are taken again")
             self._failure = ""
+            self._cleared.clear()
             self._told_ids.difference_update(self._left(batch))
 
     def _take(self) -> list[events.Event]:
         """What to tell now: what waits, or everything after a failure."""
         batch, self._pending, self._loads = self._pending, [], {}
         if self._failure:
+            self._keep_cleared(batch)
             present = self._present()
             ids = {event.endpoint.id for event in present if isinstance(event, events.EndpointJoined)}
             batch = [events.EndpointLeft(gone) for gone in sorted(self._told_ids - ids)]
@@ -110,10 +114,15 @@ class Outbox:
                 if isinstance(event, events.EndpointJoined):
                     # A sink that knew the endpoint takes its state from the change only.
                     batch.append(events.EndpointChanged(event.endpoint.id, event.state))
+            batch += [each for each in self._cleared if each.endpoint_id in ids]
         for event in batch:
             if isinstance(event, events.EndpointJoined):
                 self._told_ids.add(event.endpoint.id)
         return batch
+
+    def _keep_cleared(self, batch: list[events.Event]) -> None:
+        """Keep what no present state tells again."""
+        self._cleared.update(dict.fromkeys(each for each in batch if isinstance(each, events.BlocksCleared)))
 
     @staticmethod
     def _left(batch: list[events.Event]) -> set[str]:

@@ -22,6 +22,7 @@ from shoal.hosts.admin.snapshots import merge_peers
 from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
 from shoal.hosts.supervisor.merging import Family, WorkerCounts, merge, text
 from shoal.hosts.supervisor.waiting import Waiting, with_waiting
+from shoal.routing.events import SessionAborted
 
 T = TypeVar("T")
 
@@ -45,6 +46,13 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     found: list[dict[str, Any]] = []
+    silent: list[str] = []
+
+
+class Aborted(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests of a session were ended.  silent: pickers that did not answer, whose requests may go on."""
+
+    requests: int
     silent: list[str] = []
 
 
@@ -139,6 +147,13 @@ class PoolAnswers:
             {"picker": seat.picker, **answer} for seat, answer in zip(seats, answers, strict=True) if answer is not None
         ]
         return Explained(request_id=request_id, found=found, silent=sorted(silent))
+
+    async def abort(self, session: SessionAborted) -> Aborted:
+        """Have every worker end the requests of a session."""
+        seats = self._seats()
+        counts = await _ask_all(seats, lambda link: link.abort(session))
+        silent = [seat.picker for seat, count in zip(seats, counts, strict=True) if count is None]
+        return Aborted(requests=sum(count or 0 for count in counts), silent=sorted(silent))
 
     def _present(self) -> set[str]:
         return {seat.incarnation for seat in self._seats() if seat.link is not None}

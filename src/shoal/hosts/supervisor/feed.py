@@ -1,7 +1,7 @@
 """The stream of fleet events to one worker: in order, whole, and caught up after a fault.
 
-When a delivery fails the worker is told everything again from the ledger, so nothing is ever missing and nothing
-waits without bound.
+When a delivery fails the worker is told everything again from the ledger, and which caches were dropped meanwhile, so
+nothing is ever missing and nothing waits without bound.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ class Feed:
         self._link = link
         self._ledger = ledger
         self._pending: list[events.Event] = []
+        self._cleared: dict[events.BlocksCleared, None] = {}
         self._needs_all = True
         self._told_ids: set[str] = set()
         self._wake = asyncio.Event()
@@ -42,6 +43,7 @@ class Feed:
         """Add events; the ledger holds them already."""
         self._pending.extend(told)
         if len(self._pending) > MAX_PENDING:
+            self._keep_cleared(self._pending)
             self._pending.clear()
             self._needs_all = True
         self._idle.clear()
@@ -66,6 +68,7 @@ class Feed:
                 say = self._log.debug if self.is_ending else self._log.warning
                 say("a worker did not take fleet events, telling all again", picker=self._name, why=error)
                 self._needs_all = True
+                self._keep_cleared(batch)
                 await asyncio.sleep(_RETRY_S)
                 self._wake.set()
                 continue
@@ -79,11 +82,17 @@ class Feed:
         batch, self._pending = self._pending, []
         if self._needs_all:
             self._needs_all = False
-            gone = sorted(self._told_ids - self._ledger.ids())
-            batch = [*(events.EndpointLeft(endpoint_id) for endpoint_id in gone), *self._ledger.present(monotonic())]
+            self._keep_cleared(batch)
+            cleared, self._cleared = [each for each in self._cleared if each.endpoint_id in self._ledger.ids()], {}
+            left = [events.EndpointLeft(gone) for gone in sorted(self._told_ids - self._ledger.ids())]
+            batch = [*left, *self._ledger.present(monotonic()), *cleared]
         # Told or not is unknown when the answer gets lost, so an id counts as told before the sending.
         self._told_ids |= {event.endpoint.id for event in batch if isinstance(event, events.EndpointJoined)}
         return batch
+
+    def _keep_cleared(self, batch: Sequence[events.Event]) -> None:
+        """Keep what no present state of the ledger tells again."""
+        self._cleared.update(dict.fromkeys(each for each in batch if isinstance(each, events.BlocksCleared)))
 
     def _delivered(self, batch: list[events.Event]) -> None:
         for event in batch:

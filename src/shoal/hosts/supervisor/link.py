@@ -14,7 +14,7 @@ import msgspec
 from shoal.hosts.admin import Snapshot
 from shoal.hosts.sharing import Places
 from shoal.hosts.supervisor.merging import Family
-from shoal.routing.events import Event
+from shoal.routing.events import Event, SessionAborted
 
 T = TypeVar("T")
 
@@ -66,6 +66,11 @@ class WorkerLink:
         if status != 200:
             raise WorkerSilent(f"{self.path.name}: /explain answered {status}")
         return _decode(body, dict[str, Any])
+
+    async def abort(self, session: SessionAborted) -> int:
+        """Have the worker end the requests of a session; returns how many there were."""
+        body = await self._good("POST", "/abort", msgspec.msgpack.encode(session))
+        return int(_decode(body, dict[str, int])["requests"])
 
     async def send(self, events: Sequence[Event]) -> None:
         """Hand over router events, in order."""

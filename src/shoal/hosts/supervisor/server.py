@@ -12,26 +12,17 @@ from aiohttp import web
 
 from shoal.hosts.supervisor.answers import PoolAnswers
 from shoal.hosts.supervisor.merging import CONTENT_TYPE
-from shoal.hosts.supervisor.orders import Carried, NotFound
+from shoal.hosts.supervisor.orders import EndpointOrder, NotFound, Orders, carry_out
 from shoal.kernel import ConfigError, ShoalError
+from shoal.routing.events import SessionAborted
+from shoal.wire.headers import MAX_ID_CHARS
 
 
-class EndpointOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /endpoints`.  op: add, drain or remove.  url or id: which endpoint."""
+class AbortOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /abort`.  session: its id.  tenant: whose, None for everybody's."""
 
-    op: str
-    url: str = ""
-    id: str = ""
-
-
-class Orders(Protocol):
-    """What an operator may do to endpoints; raises ConfigError (an order that cannot be carried out) or NotFound."""
-
-    async def add(self, url: str) -> Carried: ...
-
-    async def drain(self, name: str) -> Carried: ...
-
-    async def remove(self, name: str) -> Carried: ...
+    session: str
+    tenant: str | None = None
 
 
 class Operations(Protocol):
@@ -59,6 +50,7 @@ class AdminServer:
         app.router.add_get("/snapshot", self._snapshot)
         app.router.add_get("/explain/{request_id}", self._explain)
         app.router.add_post("/endpoints", self._endpoints)
+        app.router.add_post("/abort", self._abort)
         app.router.add_post("/reload", self._reload)
         app.router.add_post("/upgrade", self._upgrade)
         runner = await self._runner(app)
@@ -108,19 +100,17 @@ class AdminServer:
             order = msgspec.json.decode(await request.read(), type=EndpointOrder)
         except msgspec.DecodeError as error:
             raise ConfigError(f"unreadable order: {error}") from error
-        name = order.url or order.id
-        if not name:
-            raise ConfigError("name the endpoint with url or id")
-        match order.op:
-            case "add":
-                carried = await self._orders.add(name)
-            case "drain":
-                carried = await self._orders.drain(name)
-            case "remove":
-                carried = await self._orders.remove(name)
-            case _:
-                raise ConfigError(f"unknown op {order.op!r}; one of add, drain, remove")
+        carried = await carry_out(self._orders, order)
         return _json({"op": order.op, **msgspec.structs.asdict(carried)})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        try:
+            asked = msgspec.json.decode(await request.read(), type=AbortOrder)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"unreadable order: {error}") from error
+        if not asked.session:
+            raise ConfigError("name the session")
+        return _json(await self._answers.abort(SessionAborted(asked.session[:MAX_ID_CHARS], asked.tenant)))
 
     async def _reload(self, request: web.Request) -> web.Response:
         return _json({"done": await self._operations.reload()})

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2_grpc
 from shoal import __version__
 from shoal.hosts import logs
 from shoal.hosts.admin import ADMIN_SOCKET, PoolPicture, RunDir, default_for
-from shoal.hosts.extproc.service import serve, set_serving
+from shoal.hosts.extproc.service import LiveCalls, serve, set_serving
 from shoal.hosts.extproc.worker import Worker, parser
 from shoal.hosts.fleet import FleetKeeper, Source
 from shoal.hosts.supervisor.answers import PoolAnswers, Seat
@@ -39,6 +39,7 @@ from shoal.hosts.supervisor.waiting import call_roll
 from shoal.hosts.workerpages import WorkerAdmin
 from shoal.kernel import ConfigError
 from shoal.routing import Configured, Event
+from shoal.routing.commands import Cut
 from shoal.routing.config import RouterConfig
 
 NOTHING_TO_PICK = "nothing to pick from; name engines with --backend URL, --endpoints FILE or in --config-file"
@@ -125,6 +126,7 @@ class StandalonePicker(Worker):
         self._refused = self._stuck = ""
         self._inputs = Inputs(lambda: inputs_of(options.config, options.backends_file, configuration.config))
         self._keeper = FleetKeeper(sources, self._take, busy=self._is_busy, seed=options.seed)
+        self._live = LiveCalls()
         self._link = WorkerLink(run_dir / _WORKER_SOCKET)
         self._answers = PoolAnswers(self._seats, self._about, waiting=lambda: call_roll(self._keeper).waiting)
         self._admin = AdminServer(self._answers, self, FleetOrders(self._keeper))
@@ -138,11 +140,11 @@ class StandalonePicker(Worker):
             [self._address],
             max_body_bytes=limits.max_body_bytes,
             credentials=self._credentials,
+            live=self._live,
         )
         health_server = self._health_server()
-        pages = web.AppRunner(
-            WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing).app(), access_log=None
-        )
+        admin = WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing, self._cut)
+        pages = web.AppRunner(admin.app(), access_log=None)
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._open_admin(pages)
@@ -211,6 +213,9 @@ class StandalonePicker(Worker):
         for event in batch:
             self._on_event(event)
             self.driver.feed(event)
+
+    def _cut(self, commands: Mapping[str, Cut]) -> int:
+        return self._live.cut(commands)
 
     def _is_busy(self, endpoint_id: str) -> bool:
         return self.driver.router.inflight_at(endpoint_id) > 0

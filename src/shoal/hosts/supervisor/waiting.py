@@ -12,6 +12,8 @@ from shoal.hosts.admin import EndpointPicture
 from shoal.hosts.fleet import FleetKeeper
 from shoal.pool import EndpointState
 
+PAUSED = "until `shoal endpoint resume`"
+
 _NAMED = 5
 
 
@@ -60,6 +62,8 @@ def call_roll(keeper: FleetKeeper, starting: Sequence[str] = (), offered: Collec
     for report in keeper.reports():
         if report.state is EndpointState.LOADING:
             waiting.append(Waiting(report.id, str(report.state), report.reason, report.url))
+        elif report.state is EndpointState.PAUSED:
+            waiting.append(Waiting(report.id, str(report.state), PAUSED, report.url))
         elif report.state is EndpointState.READY and offered is not None and report.id not in offered:
             waiting.append(Waiting(report.id, str(EndpointState.LOADING), "the router is being told", report.url))
         else:
