@@ -116,6 +116,21 @@ def test_a_local_tokenizer_gives_keys_for_each_block_size_and_no_ids(tmp_path: P
     play(scene, local(tmp_path))
 
 
+def test_tools_go_by_the_estimate_where_an_engine_writes_them_otherwise(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+
+    async def scene(made: Scene) -> None:
+        made.join("a", "vllm", "m")
+        assert isinstance(await made.tell(chat("x", tools=tools)), Fetched)
+        made.join("b", "sglang", "m")
+        assert await made.tell(chat("x", tools=tools)) == FetchFailed("r-1", "unsupported")
+        assert isinstance(await made.tell(chat("x")), Fetched)
+        made.engines.on_event(EndpointLeft("b"))
+        assert isinstance(await made.tell(chat("x", tools=tools)), Fetched)
+
+    play(scene, local(tmp_path))
+
+
 def test_prompts_beyond_the_first_count_as_tokens_only(tmp_path: Path) -> None:
     async def scene(made: Scene) -> None:
         event = await made.tell({"prompt": [[1] * 40, [2] * 20]}, Api.COMPLETIONS)

@@ -18,7 +18,7 @@ import aiohttp
 from shoal.hosts.tokens import embedded
 from shoal.hosts.tokens.engines import EMBEDDED, EngineList
 from shoal.hosts.tokens.keys import KeyMaker, make_keys
-from shoal.hosts.tokens.prompts import NoTokens, Prompt, inflated, read_prompt
+from shoal.hosts.tokens.prompts import Chat, NoTokens, Prompt, inflated, read_prompt
 from shoal.hosts.tokens.remote import RemoteTokenizer, Rendered
 from shoal.hosts.tokens.settings import Backend, TokenSettings
 from shoal.hosts.waiting import Asked
@@ -36,14 +36,19 @@ SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 CONNECTIONS = 64
 # Engines that have no render endpoints of vLLM's.
 _WITHOUT_RENDER = ("sglang", EMBEDDED)
+# Hands tools and their calls to a chat template in another order and with other fields than vLLM.
+_OTHER_TOOLS = "sglang"
 
 Done = Callable[[Fetched | FetchFailed], None]
 
 
 class Job:
-    """One fetch.  `cancel` it when nobody waits any more; what has begun in a thread still warms its memory."""
+    """One fetch.  `cancel` it when nobody waits any more; what has begun in a thread still warms its memory.
 
-    __slots__ = ("asked", "began_at", "command", "done", "task")
+    has_other_tools: whether an engine that may serve it writes tools into a prompt otherwise than vLLM.
+    """
+
+    __slots__ = ("asked", "began_at", "command", "done", "has_other_tools", "task")
 
     def __init__(self, command: Fetch, asked: Asked, done: Done) -> None:
         self.command = command
@@ -51,6 +56,7 @@ class Job:
         self.done: Done | None = done
         self.began_at = time.monotonic()
         self.task: asyncio.Task[None] | None = None
+        self.has_other_tools = False
 
     def cancel(self) -> None:
         """Tell nobody."""
@@ -148,6 +154,7 @@ class Tokenizers:
         if backend is None:
             self._fail_soon(job, "none", "unconfigured")
         elif backend.path is not None:
+            job.has_other_tools = self._engines.has(_OTHER_TOOLS, command.model)
             self._in_thread(job, "local", self._local[backend.path])
         elif backend.url:
             self._ask(job, backend.url.rstrip("/"), backend, has_render=True)
@@ -180,7 +187,7 @@ class Tokenizers:
         event: Fetched | FetchFailed = FetchFailed(job.command.request_id, "cancelled")
         if job.done is not None:
             try:
-                ids, salt = self._tokenise(job.asked, tokenizer)
+                ids, salt = self._tokenise(job, tokenizer)
                 event = self._event(job.command, Rendered(ids, []), salt)
             except NoTokens as error:
                 event = FetchFailed(job.command.request_id, error.reason)
@@ -188,12 +195,15 @@ class Tokenizers:
                 event = _fault(job.command, error)
         self._to_loop(job, source, event)
 
-    def _tokenise(self, asked: Asked, tokenizer: "LocalTokenizer | None") -> tuple[list[bytes], str]:
+    def _tokenise(self, job: Job, tokenizer: "LocalTokenizer | None") -> tuple[list[bytes], str]:
+        asked = job.asked
         api = asked.request.api
         body = inflated(asked.headers, asked.body, self._settings.max_body_bytes)
         if tokenizer is None:
             return embedded.tokenise(api, body)
         prompt = read_prompt(api, body)
+        if job.has_other_tools and _has_tools(prompt):
+            raise NoTokens("unsupported")
         return tokenizer.tokenise(prompt), prompt.salt
 
     def _to_loop(self, job: Job, source: str, event: Fetched | FetchFailed) -> None:
@@ -267,6 +277,13 @@ class Tokenizers:
             self._seconds.observe(time.monotonic() - job.began_at, (source,))
         if done is not None:
             done(event)
+
+
+def _has_tools(prompt: Prompt) -> bool:
+    content = prompt.content
+    if not isinstance(content, Chat):
+        return False
+    return bool(content.body.get("tools")) or any(message.get("tool_calls") for message in content.messages)
 
 
 def _fault(command: Fetch, error: Exception) -> FetchFailed:
