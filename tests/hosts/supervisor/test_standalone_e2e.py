@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,9 +61,11 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
         running.end()
 
 
-def _ask(port: int) -> str:
-    """Ask as a gateway with buffered bodies does; return the endpoint that was chosen."""
+def _request(session: str = "") -> list[pb.ProcessingRequest]:
+    """What a gateway with buffered bodies asks."""
     headers = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
+    if session:
+        headers["x-session-id"] = session
     head = pb.ProcessingRequest()
     head.request_headers.headers.headers.extend(
         base_pb2.HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()
@@ -70,8 +73,13 @@ def _ask(port: int) -> str:
     body = pb.ProcessingRequest()
     body.request_body.body = b'{"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}'
     body.request_body.end_of_stream = True
+    return [head, body]
+
+
+def _ask(port: int) -> str:
+    """Ask as a gateway does; return the endpoint that was chosen."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        answers = list(rpc.ExternalProcessorStub(channel).Process(iter([head, body]), timeout=20.0))
+        answers = list(rpc.ExternalProcessorStub(channel).Process(iter(_request()), timeout=20.0))
     mutations = answers[-1].request_body.response.header_mutation.set_headers
     return next(
         option.header.raw_value.decode()
@@ -100,6 +108,30 @@ def test_a_gateway_is_told_the_endpoint_and_the_verbs_find_the_picker(
     assert address in page
     assert main(["endpoint", "drain", address, *alone.flags]) == 0
     assert "drained" in capsys.readouterr().out
+
+
+def test_a_session_is_aborted_on_the_gateways_streams_and_an_engine_reset(
+    alone: Alone, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = threading.Event()
+
+    def messages() -> Iterator[pb.ProcessingRequest]:
+        yield from _request("doomed")
+        over.wait(60.0)
+
+    with grpc.insecure_channel(f"127.0.0.1:{alone.port}") as channel:
+        answers = rpc.ExternalProcessorStub(channel).Process(messages(), timeout=60.0)
+        next(answers)
+        assert next(answers).HasField("request_body")
+        assert main(["abort", "--session", "doomed", *alone.flags]) == 0
+        assert next(answers).immediate_response.status.code == 410
+        over.set()
+        assert list(answers) == []
+    assert main(["abort", "--session", "doomed", *alone.flags]) == 0
+    assert main(["endpoint", "reset", "--all", *alone.flags]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["ended 1 request of session doomed", "ended 0 requests of session doomed"]
+    assert said[2].endswith("its prefix cache is empty")
 
 
 def test_sigterm_ends_the_picker_and_its_sockets(alone: Alone) -> None:

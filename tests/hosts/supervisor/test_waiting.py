@@ -72,3 +72,9 @@ def test_reasons_join_what_workers_show_and_the_unknown_ones_come_last() -> None
         ("b", "loading", "refused", 7),
         ("z", "unresolved", "no address", 0),
     ]
+
+
+def test_a_paused_endpoint_is_named_with_what_takes_it_back() -> None:
+    roll = roll_of([report("a", EndpointState.PAUSED)])
+    assert (roll.ready, roll.share) == (0, "0 of 1 endpoint")
+    assert roll.reasons == "no endpoint is ready: http://10.0.0.1/a: paused until `shoal endpoint resume`"

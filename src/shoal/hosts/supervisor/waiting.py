@@ -12,7 +12,7 @@ from shoal.hosts.admin import EndpointPicture
 from shoal.hosts.fleet import FleetKeeper
 from shoal.pool import EndpointState
 
-PAUSED = "until `shoal endpoint resume`"
+PAUSED = "paused until `shoal endpoint resume`"
 
 _NAMED = 5
 
