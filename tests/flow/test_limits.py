@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.flow import Allowance, Budgets, Loads, Reservation
 from shoal.flow.adaptive import AdaptiveDetector, Sample
@@ -37,7 +39,7 @@ def test_an_engine_without_a_reading_is_judged_by_what_is_in_flight() -> None:
 def test_concurrency_counts_requests_tokens_or_the_fuller_of_both() -> None:
     seen = loads(inflight_requests=[5.0], inflight_tokens=[800.0])
     for mode, expected in (("requests", 0.5), ("tokens", 0.8), ("hybrid", 0.8)):
-        detector = ConcurrencyDetector(mode=mode, max_concurrency=10, max_token_concurrency=1000)  # type: ignore[arg-type]
+        detector = ConcurrencyDetector(concurrency_mode=mode, max_concurrency=10, max_token_concurrency=1000)  # type: ignore[arg-type]
         assert detector.saturation(seen).tolist() == [expected]
 
 
@@ -53,6 +55,7 @@ def test_a_limit_rises_while_answers_come_in_time_and_only_when_it_is_used() -> 
 
 def test_a_late_answer_cuts_the_limit_once_for_all_that_were_sent_before() -> None:
     detector = AdaptiveDetector(initial_requests=40)
+    detector.answered("e0", Sample(0.1, 0.1, 0.0, 1.0), 1.0)
     for _ in range(20):
         detector.answered("e0", Sample(5.0, 0.1, 0.0, 40.0), 2.0)
     assert detector.limit("e0") == pytest.approx(34)
@@ -133,3 +136,23 @@ def test_a_request_larger_than_the_budget_goes_when_it_is_full() -> None:
     budgets, allowance = Budgets(), Allowance(tokens_per_min=600.0)
     assert isinstance(budgets.reserve("a", allowance, 5000, 0.0), Reservation)
     assert budgets.reserve("a", allowance, 100, 0.0) == pytest.approx(450.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.one_of(st.none(), st.integers(0, 2000))), max_size=30), st.randoms())
+def test_whatever_the_order_of_endings_a_budget_is_what_was_used(
+    ends: list[tuple[int, int | None]], chance: object
+) -> None:
+    budgets, allowance = Budgets(), Allowance(requests_per_s=40.0, tokens_per_min=60_000.0)
+    held = []
+    for tokens, used in ends:
+        reserved = budgets.reserve("a", allowance, tokens, 0.0)
+        assert isinstance(reserved, Reservation)
+        held.append((reserved, used))
+    chance.shuffle(held)  # type: ignore[attr-defined]
+    for reserved, used in held:
+        if used is None:
+            budgets.refund(reserved, 0.0)
+        else:
+            budgets.commit(reserved, used, 0.0)
+    served = [used for _, used in held if used is not None]
+    assert not held or budgets.left("a", 0.0) == (40.0 - len(served), 60_000.0 - sum(served))

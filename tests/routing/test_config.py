@@ -44,7 +44,7 @@ def test_a_sample_beyond_this_version_fails_naming_the_part_and_the_page(path: P
     error = failure(path.read_text())
     assert error.message.endswith("see docs/config.md#not-yet")
     assert error.line > 1
-    assert any(name in error.message for name in (*registry.NOT_YET, "token-producer", "flow control"))
+    assert any(name in error.message for name in (*registry.NOT_YET, "token-producer"))
 
 
 def test_no_configuration_means_our_default_profile() -> None:
@@ -208,7 +208,7 @@ def test_a_field_that_asks_for_what_shoal_does_anyhow_does_not_warn(given: str) 
     assert load(LLM_D + f"plugins:\n- {given}\n", "pool.yaml").warnings == ()
 
 
-def test_priorities_and_queues_warn_since_there_is_no_flow_control() -> None:
+def test_priorities_and_queues_warn_while_flow_control_is_off() -> None:
     objective = "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {name: a}\n"
     assert any("kind: has no effect" in line for line in load(objective, "pool.yaml").warnings)
     for field in (
@@ -219,6 +219,14 @@ def test_priorities_and_queues_warn_since_there_is_no_flow_control() -> None:
         (warning,) = load(LLM_D + field + "\n", "pool.yaml").warnings
         assert "pool.yaml:3: " in warning
         assert ": has no effect: " in warning
+
+
+def test_an_objective_that_no_client_may_name_warns() -> None:
+    objective = "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {name: a}\n"
+    on = "---\n" + POOL + "flow: {enabled: true"
+    (warning,) = load(objective + on + "}\n", "pool.yaml").warnings
+    assert "no InferenceObjective raises a priority" in warning
+    assert load(objective + on + ", trust_headers: true}\n", "pool.yaml").warnings == ()
 
 
 def test_a_weight_on_a_filter_warns() -> None:
@@ -294,7 +302,7 @@ def test_a_weight_on_a_filter_warns() -> None:
         (LLM_D + "plugins:\n- type: queue-scorer\n  type: x\n", 5, "plugins[0].type", "duplicate key, first in line 4"),
         (LLM_D + "plugins:\n- type: queue-scorer\n- type: queue-scorer\n", 5, "plugins[1].type", "already named"),
         (LLM_D + "featureGates: [warp]\n", 3, "featureGates[0]", "unknown gate warp"),
-        (LLM_D + "featureGates:\n- flowControl=true\n", 4, "featureGates[0]", "docs/config.md#not-yet"),
+        (LLM_D + "featureGates:\n- flowControl=maybe\n", 4, "featureGates[0]", "must be flowControl"),
         (
             LLM_D + "schedulingProfiles:\n- name: p\n  plugins:\n  - pluginRef: queue-scorer\n",
             6,
@@ -361,7 +369,7 @@ def test_any_text_loads_or_fails_as_a_config_error(text: str) -> None:
 def test_the_effective_configuration_reads_back_to_itself(path: Path | None) -> None:
     shown = effective(load(path.read_text() if path else "", "x"))
     again = load(shown, "effective")
-    assert all("kind: has no effect: priorities" in warning for warning in again.warnings)
+    assert all("kind: has no effect: an InferenceObjective" in warning for warning in again.warnings)
     assert effective(again) == shown
 
 

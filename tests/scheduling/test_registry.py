@@ -9,15 +9,16 @@ import pytest
 from shoal.cli.docs import plugins_page
 from shoal.kernel import Chance, ConfigError
 from shoal.pool import Decision
+from shoal.routing.catalog import FAMILIES, installed
 from shoal.routing.config import load
-from shoal.scheduling import Registry, Scheduler, installed
-from shoal.scheduling.registry import BUILT_IN, NOT_YET
+from shoal.scheduling import Registry, Scheduler
+from shoal.scheduling.registry import NOT_YET
 from shoal.scheduling.schema import camel, parameters
 from tests.scheduling.script import request, view
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/howto-scorer.md"
-ALL = [cls for family in BUILT_IN.values() for cls in family]
+ALL = [cls for family in FAMILIES.values() for cls in family]
 
 
 def block(language: str) -> str:

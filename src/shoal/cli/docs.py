@@ -9,10 +9,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from shoal.routing.catalog import FAMILIES, installed
 from shoal.routing.settings import PoolSettings
-from shoal.scheduling import installed
 from shoal.scheduling.plugin import Deprecated, Ignored, Ref
-from shoal.scheduling.registry import BUILT_IN, DEPRECATED, DEPRECATED_TYPES, NOT_YET
+from shoal.scheduling.registry import DEPRECATED, DEPRECATED_TYPES, NOT_YET
 from shoal.scheduling.schema import Parameter, fields, parameters
 
 _HEAD = """\
@@ -47,10 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plugins_page() -> str:
     """The page of all plugins: the built-in families, then those of installed packages."""
-    built_in = {cls.type for family in BUILT_IN.values() for cls in family}
+    built_in = {cls.type for family in FAMILIES.values() for cls in family}
     others = tuple(cls for name, cls in installed().classes.items() if name not in built_in)
     parts = [_HEAD]
-    for family, classes in [*BUILT_IN.items(), ("From installed packages", others)]:
+    for family, classes in [*FAMILIES.items(), ("From installed packages", others)]:
         if classes:
             parts.append(f"## {family}\n")
             parts += [_plugin(cls) for cls in classes]
@@ -93,7 +93,7 @@ def _rows(schema: tuple[Parameter, ...], prefix: str) -> Iterator[str]:
         default = "required" if field.is_required else "" if inner else f"`{_default(field.default)}`"
         yield f"| `{prefix}{field.key}` | {_type(field.type)} | {default} | {'; '.join(notes)} |\n"
         if inner is not None:
-            suffix = "[]." if get_origin(field.type) is tuple else "."
+            suffix = {tuple: "[].", Mapping: ".NAME."}.get(get_origin(field.type), ".")
             yield from _rows(fields(inner), f"{prefix}{field.key}{suffix}")
 
 

@@ -4,6 +4,7 @@ Owns one limit of requests in flight per endpoint: raised while the time to firs
 What the time should have been is told by whoever knows the endpoint's speed.
 """
 
+import math
 from typing import Annotated, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,16 +16,27 @@ USED_RATIO = 0.75
 CUT_RATIO = 0.85
 SLACK_S = 0.05
 """A delay this small is a step of an engine, not a queue."""
+FLOOR_ANSWERS = 64
+"""The time that even a quick answer takes is the least of the last one to two times so many."""
 
 
 class Sample(NamedTuple):
-    """One answer.  ttft_s: as measured.  expected_s: what prefill alone explains.  sent_at: when it was dispatched.
-    inflight: requests on the endpoint when the answer was seen."""
+    """One answer.  ttft_s: as measured.  prefill_s: the part that the prompts ahead and its own explain.  sent_at:
+    when it was dispatched.  inflight: requests on the endpoint when the answer was seen."""
 
     ttft_s: float
-    expected_s: float
+    prefill_s: float
     sent_at: float
     inflight: float
+
+
+@runtime_checkable
+class Draining(Protocol):
+    """A detector whose figure falls by itself as time passes."""
+
+    def opens_in_s(self, loads: Loads, ceiling: float) -> Floats:
+        """Return after how many seconds each endpoint is below `ceiling`, infinite where only an event helps."""
+        ...
 
 
 @runtime_checkable
@@ -51,12 +63,23 @@ class Learning(Protocol):
 class _Limit:
     """One endpoint.  is_growing: nothing has ever been too much yet."""
 
-    __slots__ = ("cut_at", "is_growing", "requests")
+    __slots__ = ("_answers", "_before_s", "_least_s", "cut_at", "is_growing", "requests")
 
     def __init__(self, requests: float) -> None:
         self.requests = requests
         self.is_growing = True
         self.cut_at = float("-inf")
+        self._answers = 0
+        self._least_s = self._before_s = math.inf
+
+    def floor_s(self, beyond_s: float) -> float:
+        """Take in what one answer took beyond its prefill; return what that takes at the least."""
+        self._least_s = min(self._least_s, max(0.0, beyond_s))
+        self._answers += 1
+        floor_s = min(self._least_s, self._before_s)
+        if self._answers >= FLOOR_ANSWERS:
+            self._before_s, self._least_s, self._answers = self._least_s, math.inf, 0
+        return floor_s
 
 
 class AdaptiveDetector:
@@ -103,6 +126,11 @@ class AdaptiveDetector:
             self._column = np.array([self._limit(name).requests for name in loads.ids], np.float64)
         return np.maximum(loads.inflight_requests / self._column, loads.prefill_s / self._prefill_s)
 
+    def opens_in_s(self, loads: Loads, ceiling: float) -> Floats:
+        """Return after how long each endpoint is below `ceiling` again if nothing happens, infinite where it is not."""
+        full = loads.inflight_requests / self._column >= ceiling
+        return np.where(full, np.inf, np.maximum(0.0, loads.prefill_s - ceiling * self._prefill_s))
+
     def limit(self, endpoint_id: str) -> float:
         """Requests that an endpoint may hold now."""
         return self._limit(endpoint_id).requests
@@ -110,7 +138,8 @@ class AdaptiveDetector:
     def answered(self, endpoint_id: str, sample: Sample, now: float) -> None:
         """Raise or lower the limit by one answer."""
         limit = self._limit(endpoint_id)
-        if sample.ttft_s > self._stretch * sample.expected_s + SLACK_S:
+        expected_s = sample.prefill_s + limit.floor_s(sample.ttft_s - sample.prefill_s)
+        if sample.ttft_s > self._stretch * expected_s + SLACK_S:
             # What was sent before the last cut tells of the time before it.
             if sample.sent_at >= limit.cut_at:
                 self._cut(endpoint_id, limit, sample.inflight, now)

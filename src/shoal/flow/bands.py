@@ -133,14 +133,24 @@ class Lane:
         if not self.size:
             return None
         if not self._is_strict:
-            owed = [band for band in self.bands[1:] if band.size and band.owed_tokens > 0.0]
-            for band in sorted(owed, key=lambda each: -each.owed_tokens):
-                if may_go(band.priority, True):
-                    return band.head(now)
+            due = self._due(may_go, now)
+            if due is not None:
+                return due
         for band in self.bands:
             if band.size:
                 # What is below has no more room than this one: a band that may not go holds back those under it.
                 return band.head(now) if may_go(band.priority, False) else None
+        return None
+
+    def _due(self, may_go: Callable[[int, bool], bool], now: float) -> Ticket | None:
+        """The head of the lower band that is owed most and has earned what its head costs."""
+        owed = [band for band in self.bands[1:] if band.size and band.owed_tokens > 0.0]
+        for band in sorted(owed, key=lambda each: -each.owed_tokens):
+            head = band.head(now)
+            if head is None or band.owed_tokens < min(head.work_tokens, MOST_OWED_TOKENS):
+                continue
+            if may_go(band.priority, True):
+                return head
         return None
 
     def serve(self, ticket: Ticket, now: float) -> None:

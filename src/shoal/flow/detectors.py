@@ -96,17 +96,18 @@ class ConcurrencyDetector:
     def __init__(
         self,
         *,
-        mode: Annotated[
+        concurrency_mode: Annotated[
             Literal["requests", "tokens", "hybrid"], "what counts; hybrid is the fuller of both"
         ] = "requests",
         max_concurrency: Annotated[int, "requests on a full endpoint"] = 100,
         max_token_concurrency: Annotated[int, "uncached prompt tokens in flight to a full endpoint"] = 1_000_000,
         headroom: Annotated[float, "share above the bounds that is still not full, 0 or more"] = 0.0,
+        in_flight_load_producer_name: Annotated[str, "there is one account of what is in flight; read, not used"] = "",
     ) -> None:
         _above_zero(maxConcurrency=max_concurrency, maxTokenConcurrency=max_token_concurrency)
         if headroom < 0:
             raise ValueError(f"headroom must not be negative, got {headroom:g}")
-        self._mode = mode
+        self._mode = concurrency_mode
         self._requests = max_concurrency * (1.0 + headroom)
         self._tokens = max_token_concurrency * (1.0 + headroom)
 

@@ -60,12 +60,13 @@ class _TokenTurns:
     _level: what the tenant had that was served last, before it was; nobody who comes back begins below it.
     """
 
-    __slots__ = ("_heap", "_level", "_shares")
+    __slots__ = ("_heap", "_level", "_pushes", "_shares")
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
-        self._heap: list[tuple[float, str, int]] = []
+        self._heap: list[tuple[float, int, str]] = []
         self._level = 0.0
+        self._pushes = 0
 
     def wake(self, line: Line, now: float) -> None:
         share = self._share(line.tenant_id)
@@ -78,7 +79,7 @@ class _TokenTurns:
     def next(self, now: float) -> Line | None:
         heap = self._heap
         while heap:
-            _, tenant_id, version = heap[0]
+            _, version, tenant_id = heap[0]
             share = self._shares.get(tenant_id)
             if share is not None and share.version == version and share.line is not None:
                 if share.line.size:
@@ -120,11 +121,13 @@ class _TokenTurns:
             del self._shares[name]
 
     def _push(self, tenant_id: str, share: _Share) -> None:
-        share.version += 1
-        heapq.heappush(self._heap, (share.level, tenant_id, share.version))
+        # Of equals the one that has stood there longer.
+        self._pushes += 1
+        share.version = self._pushes
+        heapq.heappush(self._heap, (share.level, share.version, tenant_id))
         if len(self._heap) > 4 * len(self._shares) + 64:
             self._heap = [
-                (each.level, name, each.version) for name, each in self._shares.items() if each.line is not None
+                (each.level, each.version, name) for name, each in self._shares.items() if each.line is not None
             ]
             heapq.heapify(self._heap)
 

@@ -5,6 +5,7 @@ neither endpoints nor clients.
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -228,6 +229,10 @@ class Queue:
     def occupancy(self) -> Mapping[int, Occupancy]:
         """What waits by priority."""
         return self._occupancy
+
+    def oldest(self, count: int) -> list[Ticket]:
+        """The first that came of those that wait."""
+        return list(itertools.islice(self._live.values(), count))
 
     def limits(self, priority: int) -> tuple[int, int]:
         """How many requests and bytes of a priority may wait, 0 for no limit."""

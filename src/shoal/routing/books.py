@@ -28,6 +28,7 @@ class Flight:
     """
 
     __slots__ = (
+        "ahead",
         "arrived_at",
         "blocks",
         "decision",
@@ -42,6 +43,7 @@ class Flight:
         "outcome",
         "output_tokens",
         "predicted_tokens",
+        "priority",
         "request",
         "served_id",
         "target_model",
@@ -69,6 +71,8 @@ class Flight:
         self.served_id = ""
         self.work_tokens = 0.0
         self.number = 0
+        self.priority = 0
+        self.ahead = 0
 
 
 class Listener(Protocol):

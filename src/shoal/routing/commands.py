@@ -17,11 +17,31 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     block_sizes: tuple[int, ...]
 
 
+class Waited(msgspec.Struct, frozen=True, array_like=True):
+    """Who waited in the queue, and how long, for those that count it.  endpoints: whether its model had any."""
+
+    tenant_id: str
+    priority: int
+    model: str
+    target_model: str
+    queue_s: float
+    has_endpoints: bool = True
+
+
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """The request waits in the queue until a Forward or a Refuse.  ahead: how many were there before it."""
+
+    request_id: str
+    priority: int = 0
+    ahead: int = 0
+
+
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
     """Send the request to the first endpoint; on a retry walk the list in order.
 
     endpoints: addresses `ip:port`.  response_headers: to add to the client's answer.  model: rewritten model name for
-    the body, "" when the body goes as it came.  retry_allowed: whether another endpoint may be tried.
+    the body, "" when the body goes as it came.  retry_allowed: whether another endpoint may be tried.  priority: the
+    band.  waited: None when it went at once.
     """
 
     request_id: str
@@ -29,14 +49,18 @@ class Forward(msgspec.Struct, frozen=True, tag="forward"):
     response_headers: tuple[tuple[str, str], ...] = ()
     model: str = ""
     retry_allowed: bool = True
+    priority: int = 0
+    waited: Waited | None = None
 
 
 class Refuse(msgspec.Struct, frozen=True, tag="refuse"):
-    """Answer the client with a refusal."""
+    """Answer the client with a refusal.  waited: None when it came at once."""
 
     request_id: str
     refusal: Refusal
     api: Api = Api.OTHER
+    priority: int = 0
+    waited: Waited | None = None
 
 
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
@@ -75,6 +99,7 @@ class Account(msgspec.Struct, frozen=True, tag="account"):
     trace_parent: str = ""
     is_moved: bool = False
     is_recorded: bool = True
+    priority: int = 0
 
 
-Command = Fetch | Forward | Refuse | Cut | Account
+Command = Fetch | Hold | Forward | Refuse | Cut | Account

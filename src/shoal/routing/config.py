@@ -11,19 +11,24 @@ from typing import Any
 import msgspec
 import yaml
 
+from shoal.routing.catalog import installed
 from shoal.routing.documents import Reader, compose
+from shoal.routing.flowplan import FlowPlan, build_plan
 from shoal.routing.pickerfile import (
     DataLayer,
+    FlowControl,
     ObjectiveDocument,
     PickerDocument,
     RewriteDocument,
     RewriteTarget,
 )
-from shoal.routing.policies import ConfiguredPlugin, Plugins, build_policy
+from shoal.routing.policies import ConfiguredPlugin, Plugins, build_policy, stated
 from shoal.routing.settings import PoolSettings
-from shoal.scheduling import Policy, Registry, installed
+from shoal.routing.tenancy import DEADLINE_HEADERS
+from shoal.scheduling import Policy, Registry
 from shoal.scheduling.exact_producers import BurstPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
 from shoal.scheduling.producers import ApproxPrefixCacheProducer, FileDiscovery, InflightLoadProducer
+from shoal.scheduling.schema import fields
 
 NOT_YET = "docs/config.md#not-yet"
 _PICKER_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
@@ -53,7 +58,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     None without.  discovery: the endpoints file that the configuration names, None for none.  pool: host settings.
     stated: paths of `pool` that the file gives, as `listen.port`, so that a flag knows whether it overrides.  rewrites:
     model name ("" for any) -> weighted targets.  objectives: name -> priority.  request_headers: lower-case names that
-    plugins read.  response_headers: those that plugins may give.  warnings: lines for the operator.
+    plugins read.  response_headers: those that plugins may give.  warnings: lines for the operator.  flow: how requests
+    wait, None when they do not.  flow_control, is_gated: what llm-d's document says of it.
     """
 
     policy: Policy
@@ -72,6 +78,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_headers: tuple[str, ...]
     response_headers: tuple[str, ...]
     warnings: tuple[str, ...]
+    flow: FlowPlan | None = None
+    flow_control: FlowControl | None = None
+    is_gated: bool = False
 
 
 class _Documents:
@@ -99,7 +108,6 @@ class _Documents:
                 self.rewrites.append(reader.struct(root, RewriteDocument, ""))
             case "InferenceObjective":
                 self.objectives.append(reader.struct(root, ObjectiveDocument, ""))
-                reader.warn("kind", f"has no effect: priorities need flow control, see {NOT_YET}")
         if self.picker is None or reader is not self.picker[1]:
             self.warnings += reader.warnings
 
@@ -148,6 +156,10 @@ def read(roots: Sequence[yaml.MappingNode], source: str, registry: Registry | No
     plugins.connect()
     policy = build_policy(picker.scheduling_profiles, plugins, reader, pool.retries.fallbacks)
     discovery = _check_references(picker, plugins, reader)
+    flow = build_plan(picker, pool.flow, plugins, reader)
+    objectives = {document.metadata.name: document.spec.priority for document in documents.objectives}
+    _check_tenants(pool, objectives, pool_reader)
+    _warn_of_flow(picker, pool, documents, reader, is_on=flow is not None)
     settings = PoolSettings(**{name: getattr(pool, name) for name in PoolSettings.__struct_fields__})
     return RouterConfig(
         policy=policy,
@@ -161,11 +173,14 @@ def read(roots: Sequence[yaml.MappingNode], source: str, registry: Registry | No
         pool=settings,
         stated=pool_reader.stated(""),
         rewrites=_rewrites(documents.rewrites),
-        objectives={document.metadata.name: document.spec.priority for document in documents.objectives},
+        objectives=objectives,
         data_layer=picker.data_layer,
-        request_headers=plugins.request_headers(),
+        request_headers=tuple(sorted({*plugins.request_headers(), *(DEADLINE_HEADERS if flow else ())})),
         response_headers=plugins.response_headers(),
         warnings=(*reader.warnings, *documents.warnings),
+        flow=flow,
+        flow_control=picker.flow_control,
+        is_gated=_is_gated(picker),
     )
 
 
@@ -179,8 +194,45 @@ def _check_gates(picker: PickerDocument, reader: Reader) -> None:
             raise reader.error(path, f"must be {name}, {name}=true or {name}=false")
         if name == "haPopulateNonLeaderDatastore":
             reader.warn(path, f"has no effect: {name} is about replicas in Kubernetes")
-        if name == "flowControl" and value != "false":
-            raise reader.error(path, f"flow control is not in this version of Shoal: see {NOT_YET}")
+
+
+def _is_gated(picker: PickerDocument) -> bool:
+    return any(gate in ("flowControl", "flowControl=true") for gate in picker.feature_gates)
+
+
+def _check_tenants(pool: PoolSettings, objectives: Mapping[str, int], reader: Reader) -> None:
+    for name, tenant in pool.tenants.items():
+        if tenant.objective and tenant.objective not in objectives:
+            known = ", ".join(sorted(objectives)) or "none"
+            path = f"tenants.{name}.objective"
+            raise reader.error(
+                path, f"no InferenceObjective of this file is named {tenant.objective!r}, known: {known}"
+            )
+
+
+def _warn_of_flow(
+    picker: PickerDocument, pool: PoolSettings, documents: "_Documents", reader: Reader, *, is_on: bool
+) -> None:
+    """Say what of flow control stands in the file and does nothing."""
+    if is_on:
+        is_named = any(tenant.objective for tenant in pool.tenants.values())
+        if documents.objectives and not pool.flow.trust_headers and not is_named:
+            documents.warnings.append(
+                f"{reader.source}: no InferenceObjective raises a priority: clients are not believed unless "
+                "flow.trust_headers of kind Pool is set, and no tenant names an objective"
+            )
+        return
+    for path, given in (
+        ("flowControl", picker.flow_control),
+        ("saturationDetector", picker.saturation_detector),
+    ):
+        if given is not None:
+            reader.warn(path, "has no effect: flow control is off, see docs/flow.md")
+    if documents.objectives:
+        documents.warnings.append(
+            f"{reader.source}: kind: has no effect: an InferenceObjective needs flow control, which is off, see "
+            "docs/flow.md"
+        )
 
 
 def _check_references(picker: PickerDocument, plugins: Plugins, reader: Reader) -> FileDiscovery | None:
@@ -237,9 +289,15 @@ def _picker_document(config: RouterConfig) -> dict[str, Any]:
     ]
     data_layer = _without_blanks(msgspec.to_builtins(config.data_layer))
     data_layer["crossReplicaSyncInterval"] = f"{config.data_layer.cross_replica_sync_interval:g}s"
+    flow: dict[str, Any] = {"featureGates": ["flowControl"]} if config.is_gated else {}
+    if config.flow_control is not None:
+        known = fields(FlowControl)
+        values = {each.key: getattr(config.flow_control, each.name) for each in known}
+        flow["flowControl"] = _without_blanks(stated(known, values))
     return {
         "apiVersion": _PICKER_VERSIONS[0],
         "kind": "EndpointPickerConfig",
+        **flow,
         "plugins": [plugin.as_document() for plugin in config.plugins],
         "schedulingProfiles": [{"name": profile.name, "plugins": references}],
         "dataLayer": data_layer,

@@ -40,6 +40,8 @@ def explain(flight: Flight) -> dict[str, Any]:
         "dropped": [list(entry) for entry in decision.dropped],
         "candidates": candidates,
         "chosen": list(decision.chosen),
+        "priority": flight.priority,
+        "ahead": flight.ahead,
         "queue_s": flight.dispatched_at - flight.arrived_at,
         "served": flight.served_id,
         "status": outcome.status if outcome else None,

@@ -11,7 +11,6 @@ from shoal.kernel.marks import Duration, Quantity
 from shoal.routing.documents import Raw
 from shoal.scheduling.plugin import Ignored
 
-_FLOW_CONTROL = Ignored("flow control is not in this version of Shoal: see docs/config.md#not-yet")
 _PARSERS = Ignored("Shoal always reads every API that it knows")
 
 
@@ -63,29 +62,33 @@ class DataLayer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ] = 0.2
 
 
-class Band(msgspec.Struct, frozen=True, kw_only=True):
-    """A priority band of flow control."""
+class BandSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A priority band of flow control.  Policies that it does not name are the defaults of whoever turned it on."""
 
     priority: int = 0
     max_bytes: Annotated[int, Quantity()] = msgspec.field(default=10**9, name="maxBytes")
     max_requests: Annotated[int, Quantity()] = msgspec.field(default=5000, name="maxRequests")
-    fairness_policy_ref: str = msgspec.field(default="global-strict-fairness-policy", name="fairnessPolicyRef")
-    ordering_policy_ref: str = msgspec.field(default="fcfs-ordering-policy", name="orderingPolicyRef")
+    fairness_policy_ref: str = msgspec.field(default="", name="fairnessPolicyRef")
+    ordering_policy_ref: str = msgspec.field(default="", name="orderingPolicyRef")
 
 
 class FlowControl(msgspec.Struct, frozen=True, kw_only=True):
-    """Queues and priorities; read and checked, without effect while its feature gate is off."""
+    """Queues and priorities; read and checked, without effect while flow control is off."""
 
     max_bytes: Annotated[int, Quantity()] = msgspec.field(default=0, name="maxBytes")
     max_requests: Annotated[int, Quantity()] = msgspec.field(default=0, name="maxRequests")
     default_request_ttl: Annotated[float, Duration()] = msgspec.field(default=60.0, name="defaultRequestTTL")
-    no_endpoint_request_ttl: Annotated[float, Duration()] = msgspec.field(default=60.0, name="noEndpointRequestTTL")
-    default_priority_band: Band | None = msgspec.field(default=None, name="defaultPriorityBand")
-    default_negative_priority_band: Band | None = msgspec.field(default=None, name="defaultNegativePriorityBand")
-    priority_bands: tuple[Band, ...] = msgspec.field(default=(), name="priorityBands")
+    no_endpoint_request_ttl: Annotated[float | None, Duration()] = msgspec.field(
+        default=None, name="noEndpointRequestTTL"
+    )
+    default_priority_band: BandSpec | None = msgspec.field(default=None, name="defaultPriorityBand")
+    default_negative_priority_band: BandSpec | None = msgspec.field(default=None, name="defaultNegativePriorityBand")
+    priority_bands: tuple[BandSpec, ...] = msgspec.field(default=(), name="priorityBands")
     usage_limit_policy_plugin_ref: str = msgspec.field(default="", name="usageLimitPolicyPluginRef")
     saturation_detector: PluginRef | None = msgspec.field(default=None, name="saturationDetector")
-    enable_eviction: bool = msgspec.field(default=False, name="enableEviction")
+    enable_eviction: Annotated[
+        bool, Ignored("requests that run are not evicted: see docs/config.md#not-yet", alike=(False,))
+    ] = msgspec.field(default=False, name="enableEviction")
 
 
 class RequestHandler(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,9 +106,9 @@ class PickerDocument(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     plugins: tuple[PluginSpec, ...] = ()
     scheduling_profiles: tuple[ProfileSpec, ...] = ()
     data_layer: DataLayer = DataLayer()
-    flow_control: Annotated[FlowControl | None, _FLOW_CONTROL] = None
+    flow_control: FlowControl | None = None
     request_handler: RequestHandler = RequestHandler()
-    saturation_detector: Annotated[PluginRef | None, _FLOW_CONTROL] = None
+    saturation_detector: PluginRef | None = None
     parser: Annotated[PluginRef | None, _PARSERS] = None
 
 

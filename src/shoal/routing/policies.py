@@ -47,11 +47,11 @@ class ConfiguredPlugin(msgspec.Struct, frozen=True, kw_only=True):
         document: dict[str, Any] = {"type": self.type}
         if self.name != self.type:
             document["name"] = self.name
-        values = _stated(parameters(type(self.plugin)), self.parameters)
+        values = stated(parameters(type(self.plugin)), self.parameters)
         return document | ({"parameters": values} if values else {})
 
 
-def _stated(known: Iterable[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+def stated(known: Iterable[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that a file is better with, in plain types: none that is outdated and at its default."""
     values: dict[str, Any] = {}
     for parameter in known:
@@ -61,7 +61,7 @@ def _stated(known: Iterable[Parameter], given: Mapping[str, Any]) -> dict[str, A
             continue
         if isinstance(value, msgspec.Struct):
             inner = fields(type(value))
-            values[parameter.key] = _stated(inner, {each.key: getattr(value, each.name) for each in inner})
+            values[parameter.key] = stated(inner, {each.key: getattr(value, each.name) for each in inner})
             continue
         plain = msgspec.to_builtins(value, enc_hook=dict)
         if any(isinstance(mark, Duration) for mark in parameter.marks):
@@ -113,6 +113,14 @@ class Plugins:
             hint = f", did you mean {' or '.join(near)}?" if near else ": it must stand under plugins"
             raise self._reader.error(path, f"no plugin is named {name!r}{hint}")
         return found
+
+    def find(self, name: str) -> ConfiguredPlugin | None:
+        """Return the plugin of that name, None when there is none."""
+        return self._by_name.get(name)
+
+    def known(self, type_name: str) -> type[Any] | None:
+        """Return the class of a type that a file may name."""
+        return self._registry.find(type_name)
 
     def only(self, cls: type[T]) -> T | None:
         """Return the first plugin of `cls`, None without one."""

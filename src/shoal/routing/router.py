@@ -18,12 +18,14 @@ from shoal.pool import (
     ServedModel,
 )
 from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, read_blocks
+from shoal.routing.accounts import account_of
+from shoal.routing.admission import Admission, Pending
 from shoal.routing.books import Books, Flight
 from shoal.routing.bursts import Bursts
-from shoal.routing.candidates import Candidates
+from shoal.routing.candidates import Candidates, Rows
 from shoal.routing.changes import Changes
 from shoal.routing.columns import COMPLETE, Columns
-from shoal.routing.commands import Account, Command, Cut, Fetch, Forward, Refuse
+from shoal.routing.commands import Command, Cut, Fetch, Forward, Refuse, Waited
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.estimate import TokenEstimator
 from shoal.routing.events import (
@@ -51,7 +53,7 @@ from shoal.routing.lessons import Lessons
 from shoal.routing.models import ModelTable, Resolved
 from shoal.routing.outbox import Outbox
 from shoal.routing.peers import Peers, teach
-from shoal.routing.status import PoolStatus, endpoint_status, own_requests
+from shoal.routing.status import FlowStatus, PoolStatus, fleet_status, own_requests
 from shoal.scheduling import Scheduler
 from shoal.scheduling.plugin import FEW
 
@@ -101,6 +103,7 @@ class Router:
             self._fleet, self._models, self._candidates, self._index, self._exact, self._peers, shares_pool=shares_pool
         )
         self._changes.follow(self._scheduler)
+        self._admission = self._gate(config) if Admission.is_wanted(config) else None
 
     # ------------------------------------------------------------------ the door
 
@@ -109,6 +112,12 @@ class Router:
         if now < self._now:
             raise ClockWentBack(now, self._now)
         self._now = now
+        commands = self._step(event, now)
+        if self._admission is not None:
+            commands += self._admission.after(event, now)
+        return commands
+
+    def _step(self, event: Event, now: float) -> list[Command]:
         match event:
             case Arrived():
                 return self._arrived(event, now)
@@ -121,9 +130,9 @@ class Router:
             case FetchFailed():
                 return self._fetched(event.request_id, None, now)
             case SessionAborted():
-                return self._abort(event.session_id, event.tenant_id)
+                return self._abort(event.session_id, event.tenant_id, now)
             case Configured():
-                self._apply(load(event.text, "reload"))
+                self._apply(load(event.text, "reload"), now)
             case Ticked():
                 self._peers.expire(now)
                 return self._expire(now)
@@ -142,11 +151,18 @@ class Router:
         """When something is given up next: a record, a fetch, a lost peer's bookings, blocks that nobody confirmed."""
         record_at = self._awaiting_record[0][0] if self._awaiting_record else None
         dues = [record_at, self._fetches.deadline(), self._exact.deadline(), self._peers.deadline()]
+        if self._admission is not None:
+            dues.append(self._admission.deadline())
         return min([due for due in dues if due is not None], default=None)
 
     # ------------------------------------------------------------------ configuration and fleet
 
-    def _apply(self, config: RouterConfig) -> None:
+    def _gate(self, config: RouterConfig) -> Admission:
+        return Admission(
+            config, self, self._fleet, self._books, self._candidates, self._models, lambda: self._peers.gauges().peers
+        )
+
+    def _apply(self, config: RouterConfig, now: float) -> None:
         self._config = config
         scheduler = Scheduler(config.policy, self._chance)
         scheduler.adopt(self._scheduler)
@@ -159,6 +175,10 @@ class Router:
             self._bursts = Bursts(config.burst)
         self._exact.configure(config.precise)
         self._changes.follow(scheduler)
+        if self._admission is not None:
+            self._admission.configure(config, now)
+        elif Admission.is_wanted(config):
+            self._admission = self._gate(config)
 
     def teach(self, peer: str, at: int = 0, clock: int = 0) -> tuple[PeerTaught, int | None]:
         """Return what a picker that begins takes over of endpoints from the `at`-th on, and where to go on.
@@ -188,10 +208,11 @@ class Router:
         forced = request.headers.get("x-llm-d-model-name-rewrite", "") if request.model else ""
         resolved = self._models.resolve(request.model, forced, self._chance.stream("rewrite"))
         if not self._models.is_known(resolved.target):
-            return [self._refuse(request, RefusalReason.MODEL_NOT_FOUND, self._models.unknown(resolved.target))]
+            message = self._models.unknown(resolved.target)
+            return [self.refuse(request, Refusal(reason=RefusalReason.MODEL_NOT_FOUND, message=message))]
         if self._exact.is_on and event.blocks and (wanted := self._fetch(event, resolved, now)) is not None:
             return [wanted]
-        return self._place(request, event.blocks, resolved, now, now)
+        return self._place(Pending(request, event.blocks, resolved, now), now)
 
     def _fetch(self, event: Arrived, resolved: Resolved, now: float) -> Fetch | None:
         """Ask for the prompt's tokens if some candidate's cache is known exactly."""
@@ -210,21 +231,23 @@ class Router:
         if waiting is None:
             return []
         request, keys = waiting.outcome(fetched)
-        return self._place(request, waiting.arrived.blocks, waiting.resolved, waiting.arrived_at, now, keys)
+        pending = Pending(request, waiting.arrived.blocks, waiting.resolved, waiting.arrived_at, keys)
+        return self._place(pending, now)
 
-    def _place(
-        self,
-        request: Request,
-        hashes: bytes,
-        resolved: Resolved,
-        arrived_at: float,
-        now: float,
-        keys: tuple[TokenKeys, ...] = (),
-    ) -> list[Command]:
-        """Choose an endpoint and book the request there, or refuse it.  keys: exact ones, none for the estimate."""
-        rows = self._candidates.rows(resolved.target, request, now)
+    def _place(self, pending: Pending, now: float) -> list[Command]:
+        """Send a request, have it wait, or refuse it."""
+        if self._admission is not None:
+            return self._admission.admit(pending, now)
+        request = pending.request
+        sent = self.send(pending, self._candidates.rows(pending.resolved.target, request, now), now)
+        return [sent if isinstance(sent, Forward) else self.refuse(request, sent)]
+
+    def send(self, pending: Pending, rows: Rows, now: float) -> Forward | Refusal:
+        """Choose an endpoint among `rows` and book the request there, or say why not."""
+        request, hashes, resolved, arrived_at, keys, priority, ahead = pending
         if len(rows) == 0:
-            return [self._refuse(request, RefusalReason.NO_ENDPOINTS, self._candidates.nobody(resolved.target), 1.0)]
+            reason = RefusalReason.NO_ENDPOINTS
+            return Refusal(reason=reason, message=self._candidates.nobody(resolved.target), retry_after_s=1.0)
         blocks = read_blocks(hashes)
         match = self._index.match(blocks) if len(blocks) else None
         held = self._exact.match(keys, request.prompt_tokens, now) if keys else None
@@ -236,12 +259,13 @@ class Router:
         view = FleetView(fleet.endpoints, columns, fleet.signals, among, COMPLETE)
         decision = self._scheduler.schedule(asked, view, now)
         if isinstance(decision, Refusal):
-            return [self._refuse(request, decision.reason, decision.message, decision.retry_after_s)]
+            return decision
         if self._bursts is not None and len(blocks):
             decision = self._bursts.join(request, blocks, decision, view, now)
         member = fleet.at(decision.chosen[0])
         flight = Flight(request, resolved.target, hashes, decision, arrived_at)
         flight.dispatched_at = now
+        flight.priority, flight.ahead = priority, ahead
         if match is not None:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
@@ -257,7 +281,7 @@ class Router:
         self._flights[request.id] = flight
         self._scheduler.dispatched(asked, view, decision, now)
         self.explanations.keep(flight)
-        return [self._forward(flight, resolved.target if resolved.is_rewritten else "")]
+        return self._forward(flight, resolved.target if resolved.is_rewritten else "")
 
     def _expect_exactly(self, flight: Flight, held: Held, member: Member, keys: tuple[TokenKeys, ...]) -> None:
         """Note what the exact index promises of the chosen endpoint, and what will lie there."""
@@ -279,22 +303,32 @@ class Router:
             self._scheduler.response_headers(request, flight.decision),
             model,
             request.retry_allowed,
+            flight.priority,
         )
 
     # ------------------------------------------------------------------ refusals
 
-    def _refuse(
-        self, request: Request, reason: RefusalReason, message: str, retry_after_s: float | None = None
-    ) -> Refuse:
-        self._errors_total += 1
-        return Refuse(request.id, Refusal(reason=reason, message=message, retry_after_s=retry_after_s), request.api)
+    def refuse(self, request: Request, refusal: Refusal, priority: int = 0, waited: Waited | None = None) -> Refuse:
+        """Count a refusal and return it; a client that left is none."""
+        self._errors_total += refusal.reason is not RefusalReason.CLIENT_GONE
+        return Refuse(request.id, refusal, request.api, priority, waited)
 
-    def _abort(self, session_id: str, tenant_id: str | None) -> list[Command]:
+    def flight(self, request_id: str) -> Flight | None:
+        """The booking of a request that was sent and is not closed."""
+        return self._flights.get(request_id)
+
+    def undo(self, request_id: str, now: float) -> None:
+        """Release what is booked for a request that went wrong."""
+        self._ended(request_id, now)
+
+    def _abort(self, session_id: str, tenant_id: str | None, now: float) -> list[Command]:
         """Refuse what waits of a session, and have what runs cut; its next request is one like any other."""
         commands: list[Command] = []
         for request in self._fetches.of_session(session_id, tenant_id):
             self._fetches.take(request.id)
-            commands.append(self._refuse(request, _ABORTED.reason, _ABORTED.message))
+            commands.append(self.refuse(request, _ABORTED))
+        if self._admission is not None:
+            commands += self._admission.drop(lambda request: request.is_of(session_id, tenant_id), _ABORTED, now)
         running = [flight.request for flight in self._flights.values() if flight.ended_at is None]
         commands += [Cut(each.id, _ABORTED, each.api) for each in running if each.is_of(session_id, tenant_id)]
         return commands
@@ -304,9 +338,9 @@ class Router:
     def _ended(self, request_id: str, now: float) -> list[Command]:
         flight = self._flights.get(request_id)
         if flight is None or flight.ended_at is not None:
-            # The client may leave while its tokens are made.
+            # The client may leave while its tokens are made, or while it waits.
             self._fetches.take(request_id)
-            return []
+            return self._admission.left(request_id, now) if self._admission is not None and flight is None else []
         flight.ended_at = now
         self._exact.ended(request_id, now)
         self._books.release(flight, now)
@@ -320,24 +354,13 @@ class Router:
         if flight is None or flight.outcome is not None:
             self._orphan_records += flight is None
             return []
-        flight.outcome = self._complete(flight.request, outcome)
+        flight.outcome = self._estimator.complete(flight.request, outcome)
         is_prefilled = self._lessons.learn(flight, flight.outcome, self._config.pool.ejection, now)
         if not is_prefilled:
             self._exact.failed(request_id)
+        if self._admission is not None:
+            self._admission.recorded(flight, flight.outcome, now)
         return self._close(flight) if flight.ended_at is not None else []
-
-    def _complete(self, request: Request, outcome: Outcome) -> Outcome:
-        """Estimate the completion tokens that the engine did not report, and mark them so."""
-        if outcome.completion_tokens is not None:
-            if not outcome.is_cut and not outcome.is_client_gone and not outcome.is_estimated:
-                self._estimator.learn(
-                    request.api, request.is_streaming, outcome.response_bytes, outcome.completion_tokens
-                )
-            return outcome
-        if outcome.status != 200 or not outcome.response_bytes:
-            return outcome
-        tokens = self._estimator.tokens(request.api, request.is_streaming, outcome.response_bytes)
-        return msgspec.structs.replace(outcome, completion_tokens=tokens, is_estimated=True)
 
     def _expire(self, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -355,6 +378,8 @@ class Router:
         """Drop the flight and account for it: the one place where every request that was forwarded ends."""
         request, outcome = flight.request, flight.outcome
         del self._flights[request.id]
+        if self._admission is not None:
+            self._admission.closed(flight, self._now)
         waiting = self._awaiting_record
         while waiting and waiting[0][1] not in self._flights:
             waiting.popleft()
@@ -365,26 +390,7 @@ class Router:
         flight.blocks = b""
         if outcome is not None and (outcome.is_upstream_failure or outcome.is_cut or outcome.status >= 500):
             self._errors_total += 1
-        return [
-            Account(
-                request_id=request.id,
-                client_id=request.client_id,
-                api=request.api,
-                model=request.model,
-                target_model=flight.target_model,
-                tenant_id=request.tenant_id,
-                endpoint_id=served_id,
-                is_streaming=request.is_streaming,
-                arrived_at=flight.arrived_at,
-                queue_s=flight.dispatched_at - flight.arrived_at,
-                prompt_tokens=request.prompt_tokens,
-                predicted_cached_tokens=flight.predicted_tokens,
-                outcome=outcome or Outcome(),
-                trace_parent=request.headers.get("traceparent", ""),
-                is_moved=bool(served_id) and served_id != flight.decision.chosen[0],
-                is_recorded=outcome is not None,
-            )
-        ]
+        return [account_of(flight)]
 
     # ------------------------------------------------------------------ what others may read
 
@@ -395,21 +401,12 @@ class Router:
         exact = self._exact
         rows, used_bytes, budget_bytes = exact.gauges()
         return PoolStatus(
-            endpoints=[
-                endpoint_status(
-                    m,
-                    self._fleet.columns,
-                    int(uncached[m.row]),
-                    self._models.names_at(m.endpoint.id),
-                    exact.state(m.endpoint.id),
-                    self._now,
-                )
-                for m in self._fleet
-            ],
+            endpoints=fleet_status(self._fleet, uncached, self._models.names_at, exact.state, self._now),
             requests_total=self._requests_total,
             errors_total=self._errors_total,
             inflight=self._books.inflight,
             peers=self._peers.gauges(),
+            flow=self._admission.status(self._now) if self._admission is not None else FlowStatus(),
             unclosed=len(self._flights),
             orphan_records=self._orphan_records,
             index_entries=gauges.rows,

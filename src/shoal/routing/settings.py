@@ -95,6 +95,48 @@ class Auth(msgspec.Struct, frozen=True, kw_only=True):
     keys_file: Annotated[str, "file of hashed API keys, read again when it changes; empty lets everyone in"] = ""
 
 
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """Waiting in the pool's own queue instead of the engines'; how much and how is llm-d's `flowControl` document."""
+
+    enabled: Annotated[
+        bool,
+        "queue what no endpoint can take now; llm-d's feature gate flowControl does the same with llm-d's policies",
+    ] = False
+    bands: Annotated[
+        Literal["ageing", "strict"],
+        "ageing: a lower band that waits gets its minimum share; strict: it waits while a higher one has requests",
+    ] = "ageing"
+    minimum_share_ratio: Annotated[float, "of the tokens for each lower band that waits, 0 to 0.9"] = 0.1
+    trust_headers: Annotated[
+        bool,
+        "whether the objective and the tenant that a client names in its headers decide its priority; without it an "
+        "objective can only lower it",
+    ] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.minimum_share_ratio <= 0.9:
+            raise ValueError(f"minimum_share_ratio must be 0 to 0.9, got {self.minimum_share_ratio:g}")
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant gets: the owner of an API key, by the key's name."""
+
+    priority: Annotated[int | None, "its band; larger goes first; 0 by default"] = None
+    objective: Annotated[str, "an InferenceObjective of this file that says the priority"] = ""
+    weight: Annotated[float, "its share of the tokens, against the other tenants of its band"] = 1.0
+    requests_per_s: Annotated[float, "requests that it may send; 0 for no limit"] = 0.0
+    burst_requests: Annotated[float, "how many of them at once; 0 for those of one second"] = 0.0
+    tokens_per_min: Annotated[float, "prompt and completion tokens that it may use; 0 for no limit"] = 0.0
+
+    def __post_init__(self) -> None:
+        _positive(weight=self.weight)
+        _not_negative(
+            requests_per_s=self.requests_per_s, burst_requests=self.burst_requests, tokens_per_min=self.tokens_per_min
+        )
+        if self.objective and self.priority is not None:
+            raise ValueError("objective and priority cannot both be set")
+
+
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, or all engines behind one DNS name."""
 
@@ -224,6 +266,10 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "serving"
     retries: Annotated[Retries, "after a failure before the response head"] = Retries()
     auth: Annotated[Auth, "who may send requests"] = Auth()
+    flow: Annotated[Flow, "waiting, priorities and fairness"] = Flow()
+    tenants: Annotated[
+        Mapping[str, Tenant], "tenant, or `*` for every other one: what it gets; tenants are the names of API keys"
+    ] = MappingProxyType({})
     backends: Annotated[tuple[Backend, ...], "engines, beside those of the command line"] = ()
     aliases: Annotated[Mapping[str, str], "name that clients may use: name that engines serve"] = MappingProxyType({})
     forward_client_key: Annotated[bool, "send the client's own key to engines that have none configured"] = False

@@ -4,12 +4,13 @@ Owns the shape of a snapshot; several workers' snapshots are merged by `hosts.ad
 """
 
 import math
+from collections.abc import Callable
 
 import msgspec
 
 from shoal.pool import EndpointState
 from shoal.pool.kvevents import KvState
-from shoal.routing.fleet import Floats, Member
+from shoal.routing.fleet import Fleet, Floats, Member
 
 
 class PeerGauges(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +19,32 @@ class PeerGauges(msgspec.Struct, frozen=True, kw_only=True):
     peers: int = 0
     bookings: int = 0
     ignored: int = 0
+
+
+class BandStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits of one priority.  max_*: 0 for no limit.  tenants: requests of those with most."""
+
+    priority: int
+    requests: int = 0
+    size_bytes: int = 0
+    max_requests: int = 0
+    max_bytes: int = 0
+    tenants: dict[str, int] = {}
+
+
+class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The queue.  saturation: mean over the endpoints, 1 is full.  drain_per_s: requests that were sent of late.
+    open_charges: requests that wait or are in flight."""
+
+    is_on: bool = False
+    requests: int = 0
+    size_bytes: int = 0
+    max_requests: int = 0
+    max_bytes: int = 0
+    bands: list[BandStatus] = []
+    saturation: float = 0.0
+    drain_per_s: float = 0.0
+    open_charges: int = 0
 
 
 class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +92,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     exact_budget_bytes: int
     warnings: list[str]
     peers: PeerGauges = PeerGauges()
+    flow: FlowStatus = FlowStatus()
 
 
 def own_requests(columns: dict[str, Floats], row: int) -> int:
@@ -116,3 +144,20 @@ def endpoint_status(
         is_trial=bool(columns["is_trial"][row]),
         cache=cache,
     )
+
+
+def fleet_status(
+    fleet: Fleet,
+    uncached_tokens: Floats,
+    names_at: Callable[[str], list[str]],
+    cache_of: Callable[[str], KvState],
+    now: float,
+) -> list[EndpointStatus]:
+    """Every endpoint's row."""
+    columns = fleet.columns
+    return [
+        endpoint_status(
+            each, columns, int(uncached_tokens[each.row]), names_at(each.endpoint.id), cache_of(each.endpoint.id), now
+        )
+        for each in fleet
+    ]

@@ -7,7 +7,7 @@ the columns of the view come from is `routing`'s matter; how a configuration fil
 
 from shoal.scheduling import plugin, producers, registry, schema
 from shoal.scheduling.plugin import Filter, Picker, Scorer
-from shoal.scheduling.registry import Registry, installed
+from shoal.scheduling.registry import Registry
 from shoal.scheduling.scheduler import Named, Policy, Profile, Scheduler
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Registry",
     "Scheduler",
     "Scorer",
-    "installed",
     "plugin",
     "producers",
     "registry",

@@ -1,13 +1,11 @@
-"""Which plugin types exist, and what to say about those that do not.
+"""Which plugin types of scheduling exist, and what to say about those that do not.
 
-Built-in ones are listed here; third parties add theirs through the entry point group `shoal.plugins`.  The names
-that llm-d has and this version lacks are known too, so that a file that uses one is told so.
+Built-in ones are listed here; those of other rooms and of third parties are added by `routing.catalog`.  The names that
+llm-d has and this version lacks are known too, so that a file that uses one is told so.
 """
 
 import difflib
-import functools
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
 from shoal.kernel import ConfigError
@@ -22,8 +20,6 @@ from shoal.scheduling import (
     pickers,
     producers,
 )
-
-ENTRY_POINT_GROUP = "shoal.plugins"
 
 BUILT_IN: dict[str, tuple[type[Any], ...]] = {
     "Scorers": (
@@ -93,7 +89,6 @@ NOT_YET = (
     "agent-identity",
     "always-disagg-multimodal-decider",
     "always-disagg-pd-decider",
-    "concurrency-detector",
     "data-parallel-profile-handler",
     "dcgm-data-source",
     "dcgm-extractor",
@@ -101,11 +96,8 @@ NOT_YET = (
     "disagg-headers-handler",
     "disagg-profile-handler",
     "disaggregatedset-rollout-screener",
-    "edf-ordering-policy",
     "endpoint-attribute-filter",
     "endpoint-attribute-scorer",
-    "fcfs-ordering-policy",
-    "global-strict-fairness-policy",
     "header-based-testing-filter",
     "header-label-affinity-scorer",
     "header-profile-handler",
@@ -129,22 +121,15 @@ NOT_YET = (
     "predicted-latency-producer",
     "prefill-header-handler",
     "prefix-based-pd-decider",
-    "priority-holdback-policy",
     "priority-then-time-eviction-order-policy",
     "probabilistic-admitter",
-    "program-aware-fairness",
     "request-attribute-reporter",
-    "round-robin-fairness-policy",
     "sglanghttp-parser",
     "sheddable-eviction-filter",
-    "slo-deadline-ordering-policy",
     "slo-headroom-tier-filter",
-    "soft-reflective-ceiling-policy",
-    "static-usage-limit-policy",
     "topology-affinity-filter",
     "topology-affinity-scorer",
     "topology-extractor",
-    "utilization-detector",
     "vertexai-parser",
     "vllmgrpc-parser",
 )
@@ -183,18 +168,3 @@ class Registry:
         near = difflib.get_close_matches(name, [*self._classes, *NOT_YET, *DEPRECATED], n=3)
         hint = f", did you mean {' or '.join(near)}" if near else ""
         return f"unknown plugin type {name}{hint}: all types are in docs/plugins.md"
-
-
-@functools.cache
-def installed() -> Registry:
-    """Return the built-in plugins and those of installed packages.  Raises ConfigError when one cannot be loaded."""
-    classes = [cls for family in BUILT_IN.values() for cls in family]
-    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value)):
-        try:
-            cls = point.load()
-        except Exception as error:
-            raise ConfigError(f"plugin {point.name} ({point.value}) cannot be loaded: {error!r}") from error
-        if getattr(cls, "type", None) != point.name:
-            raise ConfigError(f"plugin {point.value} must have type = {point.name!r}, the name of its entry point")
-        classes.append(cls)
-    return Registry(classes)

@@ -44,6 +44,9 @@ _SHAPES = {
     ),
     RefusalReason.BODY_TOO_LARGE: _Shape(413, "invalid_request_error", "request_too_large", "body_too_large"),
     RefusalReason.SATURATED: _Shape(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded"),
+    RefusalReason.TTL_EXPIRED: _Shape(429, "rate_limit_error", "rate_limit_error", "queue_timeout"),
+    RefusalReason.OVER_BUDGET: _Shape(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded"),
+    RefusalReason.CLIENT_GONE: _Shape(503, "service_unavailable_error", "overloaded_error", "client_gone"),
     RefusalReason.INTERNAL: _Shape(500, "server_error", "api_error", "internal_error"),
     RefusalReason.NO_ENDPOINTS: _Shape(503, "service_unavailable_error", "overloaded_error", "no_endpoints"),
     RefusalReason.SHUTTING_DOWN: _Shape(503, "service_unavailable_error", "overloaded_error", "shutting_down"),
@@ -57,7 +60,7 @@ def answer(refusal: Refusal, api: Api, request_id: str) -> LocalAnswer:
     if refusal.reason.value.startswith("rejected-"):
         headers.append((DROPPED_REASON_HEADER, refusal.reason.value))
     wait_s = refusal.retry_after_s
-    if wait_s is None and refusal.reason is RefusalReason.SATURATED:
+    if wait_s is None and shape.status == 429:
         wait_s = _SATURATED_RETRY_S
     if wait_s is not None:
         headers.append(("retry-after", str(max(1, math.ceil(wait_s)))))

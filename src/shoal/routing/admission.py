@@ -1,0 +1,475 @@
+"""The gate between a request that can be placed and an endpoint: budgets, the queue, and who is let through when.
+
+Owns the order of steps; queues and shares are `flow`, room is `room`, costs are `charges`, tenants are `tenancy`.  It
+sends nothing itself: the router gives it the way to place a request, and it is asked after every event.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from shoal.flow import Queue, Ticket
+from shoal.pool import Outcome, Refusal, RefusalReason, Request
+from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Books, Flight
+from shoal.routing.candidates import Candidates, Rows
+from shoal.routing.charges import Charges
+from shoal.routing.commands import Command, Forward, Hold, Refuse, Waited
+from shoal.routing.config import RouterConfig
+from shoal.routing.events import EndpointLeft, Event, LoadSeen, PeerJoined, PeerLeft, Ticked, TokenKeys
+from shoal.routing.fleet import Fleet
+from shoal.routing.flowplan import FlowPlan
+from shoal.routing.models import ModelTable, Resolved
+from shoal.routing.room import Room
+from shoal.routing.status import BandStatus, FlowStatus
+from shoal.routing.tenancy import Standing, Tenancy, slo_ttft_s, wait_limit_s
+
+MAX_SESSIONS = 50_000
+SESSION_S = 300.0
+"""A session is under way this long after its last request was sent."""
+RETRY_S = 0.05
+MAX_PER_STEP = 200
+"""What one step may send or give up, so that no step takes long; the rest follows at once."""
+
+
+class Pending(NamedTuple):
+    """A request that can be placed.  keys: exact ones, none for the estimate.  ahead: how many went before it."""
+
+    request: Request
+    hashes: bytes
+    resolved: Resolved
+    arrived_at: float
+    keys: tuple[TokenKeys, ...] = ()
+    priority: int = 0
+    ahead: int = 0
+
+
+class Sender(Protocol):
+    """What the router does for the gate."""
+
+    def send(self, pending: Pending, rows: Rows, now: float) -> Forward | Refusal:
+        """Place a request on one of `rows` and book it, or say why not."""
+        ...
+
+    def refuse(self, request: Request, refusal: Refusal, priority: int = 0, waited: Waited | None = None) -> Refuse:
+        """Count a refusal and return it."""
+        ...
+
+    def flight(self, request_id: str) -> Flight | None:
+        """The booking of a request that was sent."""
+        ...
+
+    def undo(self, request_id: str, now: float) -> None:
+        """Release whatever is booked for a request that went wrong."""
+        ...
+
+
+class Admission:
+    """Everything between arrival and dispatch.  peers: how many other pickers share the pool."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        sender: Sender,
+        fleet: Fleet,
+        books: Books,
+        candidates: Candidates,
+        models: ModelTable,
+        peers: Callable[[], int],
+    ) -> None:
+        self._sender = sender
+        self._fleet = fleet
+        self._books = books
+        self._candidates = candidates
+        self._models = models
+        self._peers = peers
+        self._charges = Charges()
+        self._sessions: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._plan: FlowPlan | None = None
+        self._room: Room | None = None
+        self._queue: Queue | None = None
+        self._opens_at = math.inf
+        self._turn = 0
+        self.configure(config, 0.0)
+
+    @staticmethod
+    def is_wanted(config: RouterConfig) -> bool:
+        """Whether a configuration asks for anything here."""
+        return config.flow is not None or Tenancy(config.pool, config.objectives).has_budgets
+
+    def configure(self, config: RouterConfig, now: float) -> None:
+        """Take a new configuration; who waits goes on waiting, under its new priority."""
+        self._tenancy = Tenancy(config.pool, config.objectives)
+        plan = self._plan = config.flow
+        if plan is None:
+            return
+        if self._room is None or self._queue is None:
+            self._room = Room(self._fleet, self._books, plan)
+            self._queue = Queue(plan.queue)
+            return
+        self._room.configure(plan)
+        self._queue.configure(plan.queue, self._renew, now)
+
+    def _renew(self, ticket: Ticket) -> None:
+        pending = _pending(ticket)
+        standing = self._tenancy.of(pending.request)
+        ticket.priority, ticket.weight = standing.priority, standing.weight
+        if self._plan is not None:
+            ticket.ttl_s = self._plan.ttl_s
+        ticket.item = pending._replace(priority=standing.priority)
+
+    # ------------------------------------------------------------------ at the door
+
+    def admit(self, pending: Pending, now: float) -> list[Command]:
+        """Send a request, let it wait, or refuse it."""
+        request = pending.request
+        standing = self._tenancy.of(request)
+        pending = pending._replace(priority=standing.priority)
+        wait_s = self._charges.open(request, standing, now)
+        if wait_s:
+            return [self._over_budget(pending, wait_s)]
+        rows = self._candidates.rows(pending.resolved.target, request, now)
+        plan, queue, room = self._plan, self._queue, self._room
+        if plan is None or queue is None or room is None or not request.has_body:
+            return [self._straight(pending, rows, now)]
+        ticket = self._ticket(pending, standing, rows, plan)
+        lane = queue.lane(ticket.lane)
+        queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
+        if len(rows) and not lane.size:
+            saturation = room.saturation(now)
+            ceiling = room.ceilings(self._priorities(ticket.priority), saturation)[ticket.priority]
+            open_rows = rows[saturation[rows] < ceiling]
+            if len(open_rows):
+                sent = self._sender.send(pending, open_rows, now)
+                if isinstance(sent, Forward):
+                    self._sent(pending, ticket, now)
+                    return [sent]
+                if sent.reason is not RefusalReason.SATURATED:
+                    return [self._turned_away(pending, sent, now)]
+        full = queue.full(ticket)
+        if full:
+            return [self._turned_away(pending, self._full(full, ticket, has_endpoints=len(rows) > 0, now=now), now)]
+        ahead = sum(band.size for band in lane.bands if band.priority >= ticket.priority)
+        ticket.item = pending._replace(ahead=ahead)
+        queue.offer(ticket, now)
+        return [Hold(request.id, ticket.priority, ahead)]
+
+    def _straight(self, pending: Pending, rows: Rows, now: float) -> Command:
+        sent = self._sender.send(pending, rows, now)
+        if isinstance(sent, Refusal):
+            return self._turned_away(pending, sent, now)
+        self._sent(pending, None, now)
+        return sent
+
+    def _sent(self, pending: Pending, ticket: Ticket | None, now: float) -> None:
+        request = pending.request
+        flight = self._sender.flight(request.id)
+        if flight is not None:
+            self._charges.sent(flight, ticket, self._queue, now)
+        if request.session_id:
+            key = (request.tenant_id, request.session_id)
+            self._sessions[key] = (now, request.prompt_tokens)
+            self._sessions.move_to_end(key)
+            if len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+
+    def _ticket(self, pending: Pending, standing: Standing, rows: Rows, plan: FlowPlan) -> Ticket:
+        request = pending.request
+        arrived_at = pending.arrived_at
+        seen_at, seen_tokens = self._sessions.get((request.tenant_id, request.session_id), (-math.inf, 0))
+        is_follow_up = bool(request.session_id) and arrived_at - seen_at < SESSION_S
+        output = min(request.max_output_tokens or ASSUMED_OUTPUT_TOKENS, ASSUMED_OUTPUT_TOKENS)
+        prompt = request.prompt_tokens - (seen_tokens if is_follow_up else 0)
+        return Ticket(
+            request.id,
+            lane=self._lane(pending, rows),
+            priority=standing.priority,
+            tenant_id=request.tenant_id,
+            weight=standing.weight,
+            size_bytes=request.body_bytes,
+            work_tokens=float(max(1, prompt) + output),
+            arrived_at=arrived_at,
+            ttl_s=plan.ttl_s,
+            deadline=arrived_at + wait_limit_s(request),
+            slo_ttft_s=slo_ttft_s(request),
+            is_follow_up=is_follow_up,
+            item=pending,
+        )
+
+    def _lane(self, pending: Pending, rows: Rows) -> str:
+        """A name for all requests that can go where this one can: its base model, unless it is choosier than that."""
+        target = pending.resolved.target
+        if not len(rows):
+            return target
+        base = self._models.base_at(self._fleet.rows[rows[0]].endpoint.id) or target
+        if base == target and pending.request.subset is None:
+            return target
+        if len(rows) == len(self._candidates.rows(base, _ANY, pending.arrived_at)):
+            return base
+        return f"{target}|{','.join(map(str, rows.tolist()))}"
+
+    def _priorities(self, own: int) -> set[int]:
+        assert self._plan is not None
+        assert self._queue is not None
+        waiting = {priority for priority, held in self._queue.occupancy().items() if held.requests}
+        return {*self._plan.priorities, *self._seen_priorities(), *waiting, own}
+
+    def _seen_priorities(self) -> set[int]:
+        return self._tenancy.priorities
+
+    # ------------------------------------------------------------------ after every event
+
+    def after(self, event: Event, now: float) -> list[Command]:
+        """Learn from an event what concerns the gate, and let through who can go now."""
+        if isinstance(event, LoadSeen) and self._room is not None:
+            self._room.read(event.endpoint_id, event.signals, now)
+        elif isinstance(event, EndpointLeft) and self._room is not None:
+            self._room.left(event.endpoint_id)
+        elif isinstance(event, PeerJoined | PeerLeft | Ticked):
+            self._charges.budgets.share(1.0 / (1 + self._peers()))
+        if self._queue is None or not len(self._queue):
+            self._opens_at = math.inf
+            return []
+        if self._plan is None:
+            return self._flush(now)
+        commands = [self._gave_up(ticket, now) for ticket in self._queue.expired(now, MAX_PER_STEP)]
+        return commands + self._pump(now)
+
+    def _pump(self, now: float) -> list[Command]:
+        """Send those whose turn it is while there is room."""
+        queue, room = self._queue, self._room
+        assert queue is not None
+        assert room is not None
+        commands: list[Command] = []
+        self._opens_at = math.inf
+        lanes = queue.waiting_lanes()
+        self._turn += 1
+        turn = self._turn % max(1, len(lanes))
+        for lane in (*lanes[turn:], *lanes[:turn]):
+            while lane.size and len(commands) < MAX_PER_STEP:
+                command = self._next_of(lane.name, now)
+                if command is None:
+                    break
+                commands.append(command)
+        if len(commands) >= MAX_PER_STEP:
+            self._opens_at = now
+        return commands
+
+    def _next_of(self, name: str, now: float) -> Command | None:
+        """Send the next request of a lane, None when none may go."""
+        queue, room = self._queue, self._room
+        assert queue is not None
+        assert room is not None
+        lane = queue.lane(name)
+        first = next((head for band in lane.bands if (head := band.head(now)) is not None), None)
+        if first is None:
+            return None
+        rows = self._rows(first, now)
+        queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
+        if not len(rows):
+            return None
+        saturation = room.saturation(now)
+        ceilings = room.ceilings(self._priorities(first.priority), saturation)
+        highest = max(ceilings.values())
+        least = float(saturation[rows].min())
+        ticket = lane.next(lambda priority, is_owed: least < (highest if is_owed else ceilings[priority]), now)
+        if ticket is None:
+            self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[first.priority], now))
+            return None
+        # It may be choosier than the first one; and who is owed a share is held back from nothing.
+        rows = self._rows(ticket, now)
+        open_rows = rows[
+            saturation[rows] < (highest if least >= ceilings[ticket.priority] else ceilings[ticket.priority])
+        ]
+        if not len(open_rows):
+            self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[ticket.priority], now))
+            return None
+        return self._let_go(ticket, open_rows, now)
+
+    def _rows(self, ticket: Ticket, now: float) -> Rows:
+        pending = _pending(ticket)
+        return self._candidates.rows(pending.resolved.target, pending.request, now)
+
+    def _let_go(self, ticket: Ticket, rows: Rows, now: float) -> Command | None:
+        queue = self._queue
+        assert queue is not None
+        pending = _pending(ticket)
+        try:
+            sent = self._sender.send(pending, rows, now)
+        except Exception as error:
+            # This request is not the one whose event is handled: its fault must not cost others their commands.
+            queue.take(ticket.request_id, now)
+            self._sender.undo(ticket.request_id, now)
+            refusal = Refusal(reason=RefusalReason.INTERNAL, message=f"a plugin failed: {type(error).__name__}")
+            return self._turned_away(pending, refusal, now)
+        if isinstance(sent, Refusal):
+            if sent.reason is RefusalReason.SATURATED:
+                # A filter lets nobody pass: what it looks at may change without an event.
+                self._opens_at = min(self._opens_at, now + RETRY_S)
+                return None
+            queue.take(ticket.request_id, now)
+            return self._turned_away(pending, sent, now)
+        queue.serve(ticket, now)
+        self._sent(pending, ticket, now)
+        return _with(sent, self._waited(pending, now))
+
+    def _flush(self, now: float) -> list[Command]:
+        """Flow control was turned off while requests waited: they go at once."""
+        queue = self._queue
+        assert queue is not None
+        commands: list[Command] = []
+        for ticket in queue.oldest(MAX_PER_STEP):
+            queue.take(ticket.request_id, now)
+            pending = _pending(ticket)
+            rows = self._candidates.rows(pending.resolved.target, pending.request, now)
+            commands.append(self._straight(pending, rows, now))
+        self._opens_at = now if len(queue) else math.inf
+        return commands
+
+    # ------------------------------------------------------------------ endings
+
+    def left(self, request_id: str, now: float) -> list[Command]:
+        """A client has gone: take its request out of the queue; nothing when it does not wait."""
+        ticket = self._queue.take(request_id, now) if self._queue is not None else None
+        if ticket is None:
+            return []
+        refusal = Refusal(reason=RefusalReason.CLIENT_GONE, message="the client left while its request was queued")
+        return [self._turned_away(_pending(ticket), refusal, now)]
+
+    def drop(self, is_meant: Callable[[Request], bool], refusal: Refusal, now: float) -> list[Command]:
+        """Refuse those of the requests that wait which are meant."""
+        queue = self._queue
+        if queue is None:
+            return []
+        meant = [ticket for ticket in queue.oldest(len(queue)) if is_meant(_pending(ticket).request)]
+        for ticket in meant:
+            queue.take(ticket.request_id, now)
+        return [self._turned_away(_pending(ticket), refusal, now) for ticket in meant]
+
+    def recorded(self, flight: Flight, outcome: Outcome, now: float) -> None:
+        """Learn from the record of a request."""
+        if self._room is not None and self._plan is not None:
+            self._room.answered(flight, outcome, now)
+
+    def closed(self, flight: Flight, now: float) -> None:
+        """Settle a request that was sent."""
+        self._charges.closed(flight, self._queue, now)
+
+    def deadline(self) -> float | None:
+        """When somebody gives up, or there will be room, None when nobody waits."""
+        if self._queue is None or not len(self._queue):
+            return None
+        gives_up = self._queue.deadline()
+        due = min(self._opens_at, math.inf if gives_up is None else gives_up)
+        return due if due < math.inf else None
+
+    # ------------------------------------------------------------------ refusals
+
+    def _turned_away(self, pending: Pending, refusal: Refusal, now: float) -> Refuse:
+        self._charges.dropped(pending.request.id, now)
+        return self._sender.refuse(pending.request, refusal, pending.priority, self._waited(pending, now))
+
+    def _waited(self, pending: Pending, now: float) -> Waited:
+        request = pending.request
+        return Waited(
+            request.tenant_id, pending.priority, request.model, pending.resolved.target, now - pending.arrived_at
+        )
+
+    def _over_budget(self, pending: Pending, wait_s: float) -> Refuse:
+        request = pending.request
+        refusal = Refusal(
+            reason=RefusalReason.OVER_BUDGET,
+            message=f"The budget of {request.tenant_id or 'this client'} is used up for {math.ceil(wait_s)} s.",
+            retry_after_s=wait_s,
+        )
+        return self._sender.refuse(request, refusal, pending.priority)
+
+    def _full(self, what: str, ticket: Ticket, *, has_endpoints: bool, now: float) -> Refusal:
+        assert self._queue is not None
+        if not has_endpoints:
+            target = _pending(ticket).resolved.target
+            message = f"{self._candidates.nobody(target)} And as many requests wait as may."
+            return Refusal(reason=RefusalReason.NO_ENDPOINTS, message=message, retry_after_s=1.0)
+        wait_s = self._queue.wait_s(ticket, now)
+        message = f"The pool is full, and so are the {what}; try again later."
+        return Refusal(reason=RefusalReason.SATURATED, message=message, retry_after_s=wait_s)
+
+    def _gave_up(self, ticket: Ticket, now: float) -> Command:
+        assert self._queue is not None
+        pending = _pending(ticket)
+        waited_s = now - pending.arrived_at
+        if not len(self._rows(ticket, now)):
+            message = f"{self._candidates.nobody(pending.resolved.target)} The request waited {waited_s:.0f} s for one."
+            return self._turned_away(
+                pending, Refusal(reason=RefusalReason.NO_ENDPOINTS, message=message, retry_after_s=1.0), now
+            )
+        refusal = Refusal(
+            reason=RefusalReason.TTL_EXPIRED,
+            message=f"The request waited {waited_s:.1f} s in the queue and there was no room for it.",
+            retry_after_s=self._queue.wait_s(ticket, now),
+        )
+        return self._turned_away(pending, refusal, now)
+
+    # ------------------------------------------------------------------ what is known of it
+
+    def status(self, now: float) -> FlowStatus:
+        """The queue in plain values."""
+        queue, plan = self._queue, self._plan
+        if queue is None or plan is None or self._room is None:
+            return FlowStatus()
+        saturation = self._room.saturation(now)
+        bands = [
+            BandStatus(
+                priority=priority,
+                requests=held.requests,
+                size_bytes=held.size_bytes,
+                max_requests=queue.limits(priority)[0],
+                max_bytes=queue.limits(priority)[1],
+                tenants=tenants_of(queue, priority),
+            )
+            for priority, held in sorted(queue.occupancy().items(), reverse=True)
+        ]
+        return FlowStatus(
+            is_on=True,
+            requests=len(queue),
+            size_bytes=queue.size_bytes,
+            max_requests=plan.queue.max_requests,
+            max_bytes=plan.queue.max_bytes,
+            bands=bands,
+            saturation=float(saturation.mean()) if len(saturation) else 1.0,
+            drain_per_s=queue.drain_per_s(now),
+            open_charges=len(self._charges),
+        )
+
+
+_ANY = Request(id="")
+MAX_TENANTS_SHOWN = 50
+
+
+def tenants_of(queue: Queue, priority: int) -> dict[str, int]:
+    """How many requests of each tenant wait in a band, of those with most."""
+    waiting: dict[str, int] = {}
+    for band in queue.bands():
+        if band.priority == priority:
+            for line in band.lines():
+                waiting[line.tenant_id] = waiting.get(line.tenant_id, 0) + line.size
+    most = sorted(waiting.items(), key=lambda item: (-item[1], item[0]))
+    return dict(most[:MAX_TENANTS_SHOWN])
+
+
+def _pending(ticket: Ticket) -> Pending:
+    pending = ticket.item
+    assert isinstance(pending, Pending)
+    return pending
+
+
+def _with(forward: Forward, waited: Waited) -> Forward:
+    return Forward(
+        forward.request_id,
+        forward.endpoints,
+        forward.response_headers,
+        forward.model,
+        forward.retry_allowed,
+        forward.priority,
+        waited,
+    )

@@ -1,0 +1,92 @@
+"""What requests cost their tenants: budgets reserved at the door, and shares of the queue put right by the record.
+
+Owns every reservation from the door until it is refunded or settled, and what was charged for each request in flight.
+"""
+
+from shoal.flow import Budgets, Queue, Reservation, Ticket
+from shoal.pool import Outcome, Request
+from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Flight
+from shoal.routing.tenancy import Standing
+
+
+class _Charge:
+    """ticket: None when no queue is asked.  tokens: charged to the tenant's share at dispatch."""
+
+    __slots__ = ("reservation", "ticket", "tokens")
+
+    def __init__(self, reservation: Reservation | None) -> None:
+        self.reservation = reservation
+        self.ticket: Ticket | None = None
+        self.tokens = 0.0
+
+
+class Charges:
+    """One per request that waits or is in flight."""
+
+    __slots__ = ("_by_id", "budgets")
+
+    def __init__(self) -> None:
+        self.budgets = Budgets()
+        self._by_id: dict[str, _Charge] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def open(self, request: Request, standing: Standing, now: float) -> float:
+        """Reserve a request's budget; returns 0.0, or the seconds until there is enough and then nothing is held."""
+        reservation: Reservation | None = None
+        if standing.payer:
+            asked = request.max_output_tokens
+            output = min(asked, ASSUMED_OUTPUT_TOKENS) if asked is not None else ASSUMED_OUTPUT_TOKENS
+            made = self.budgets.reserve(standing.payer, standing.allowance, float(request.prompt_tokens + output), now)
+            if not isinstance(made, Reservation):
+                return max(made, 1e-3)
+            reservation = made
+        self._by_id[request.id] = _Charge(reservation)
+        return 0.0
+
+    def sent(self, flight: Flight, ticket: Ticket | None, queue: Queue | None, now: float) -> None:
+        """Charge a request that goes to an endpoint with what it is thought to cost."""
+        charge = self._by_id.get(flight.request.id)
+        if charge is None or ticket is None or queue is None:
+            return
+        charge.ticket = ticket
+        charge.tokens = max(1.0, flight.uncached_tokens + flight.output_tokens)
+        queue.spent(ticket, charge.tokens, now)
+
+    def dropped(self, request_id: str, now: float) -> None:
+        """Refund a request that was not served."""
+        charge = self._by_id.pop(request_id, None)
+        if charge is not None and charge.reservation is not None:
+            self.budgets.refund(charge.reservation, now)
+
+    def closed(self, flight: Flight, queue: Queue | None, now: float) -> None:
+        """Settle a request that was sent, by its record where there is one."""
+        charge = self._by_id.pop(flight.request.id, None)
+        if charge is None:
+            return
+        outcome = flight.outcome
+        if outcome is None:
+            # Nothing is known of it: what was reserved stays used.
+            if charge.reservation is not None:
+                self.budgets.commit(charge.reservation, charge.reservation.tokens, now)
+            return
+        prompt, uncached, completion = _used(flight, outcome)
+        if charge.reservation is not None:
+            if prompt + completion:
+                self.budgets.commit(charge.reservation, prompt + completion, now)
+            else:
+                self.budgets.refund(charge.reservation, now)
+        if charge.ticket is not None and queue is not None:
+            queue.correct(charge.ticket, uncached + completion - charge.tokens, now)
+
+
+def _used(flight: Flight, outcome: Outcome) -> tuple[float, float, float]:
+    """Prompt tokens, those that were not cached, and completion tokens that a request really cost."""
+    is_served = outcome.status == 200 or outcome.ttft_s is not None or bool(outcome.completion_tokens)
+    # A client that leaves before the first byte has had the engine at work all the same.
+    if not is_served and not outcome.is_client_gone:
+        return 0.0, 0.0, 0.0
+    prompt = float(flight.request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens)
+    uncached = flight.uncached_tokens if outcome.cached_tokens is None else max(0.0, prompt - outcome.cached_tokens)
+    return prompt, uncached, float(outcome.completion_tokens or 0)

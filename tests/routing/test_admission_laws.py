@@ -1,0 +1,166 @@
+"""Whatever happens in whatever order: each request ends once, and everything is as it was in the end."""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shoal.pool import Endpoint, EndpointState, Outcome, ServedModel
+from shoal.routing import Account, Configured, Ended, Forward, Recorded, Refuse
+from shoal.routing.commands import Hold
+from shoal.routing.events import EndpointChanged, EndpointJoined, EndpointLeft, ModelsSeen
+from tests.routing.flowscript import POOL, FlowPool, flow_of
+
+TENANTS = "tenants: {a: {tokens_per_min: 20000, weight: 3}, b: {requests_per_s: 20, priority: 4}, '*': {}}\n"
+CONFIGS = (
+    flow_of(2, tenants=TENANTS, control="  maxRequests: 30\n  noEndpointRequestTTL: 4s\n", ttl="8s"),
+    flow_of(1, tenants=TENANTS, flow=", bands: strict", ttl="3s"),
+    flow_of(3, flow=", minimum_share_ratio: 0.5", control="  defaultPriorityBand: {maxRequests: 5}\n"),
+    POOL + "flow: {enabled: true}\n" + TENANTS,
+    POOL + TENANTS,
+)
+NAMES = ("e0", "e1", "e2")
+
+
+class Gate(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = FlowPool(CONFIGS[0], endpoints=0)
+        self.count = 0
+        self.forwarded: set[str] = set()
+        self.ended: set[str] = set()
+        self.endpoints: set[str] = set()
+
+    # ------------------------------------------------------------------ what may happen
+
+    @rule(
+        tenant=st.sampled_from(["", "a", "b", "c"]),
+        objective=st.sampled_from(["", "high", "low", "none"]),
+        tokens=st.integers(0, 3000),
+        session=st.sampled_from(["", "s"]),
+        wait_ms=st.sampled_from(["", "500", "x"]),
+    )
+    def arrives(self, tenant: str, objective: str, tokens: int, session: str, wait_ms: str) -> None:
+        self.count += 1
+        headers = {"x-shoal-max-wait-ms": wait_ms} if wait_ms else {}
+        self.pool.ask(f"r{self.count}", tenant, objective, tokens, session_id=session, headers=headers)
+
+    def _some(self, draw: st.DataObject, of: str) -> str | None:
+        states = {name: self.state(name) for name in self.pool.told}
+        found = sorted(name for name, state in states.items() if state == of)
+        return draw.draw(st.sampled_from(found)) if found else None
+
+    def state(self, name: str) -> str:
+        told = self.pool.told[name]
+        if any(isinstance(each, Account) for each in told):
+            return "closed"
+        if any(isinstance(each, Refuse) for each in told):
+            return "refused"
+        if any(isinstance(each, Forward) for each in told):
+            return "ended" if name in self.ended else "sent"
+        return "waits"
+
+    @rule(draw=st.data())
+    def a_waiting_client_leaves(self, draw: st.DataObject) -> None:
+        name = self._some(draw, "waits")
+        if name is not None:
+            self.pool.feed(Ended(name))
+
+    @rule(draw=st.data())
+    def a_stream_ends(self, draw: st.DataObject) -> None:
+        name = self._some(draw, "sent")
+        if name is not None:
+            self.ended.add(name)
+            self.pool.feed(Ended(name))
+
+    @rule(draw=st.data(), kind=st.sampled_from(["good", "failed", "gone", "early"]))
+    def a_record_comes(self, draw: st.DataObject, kind: str) -> None:
+        name = self._some(draw, "sent" if kind == "early" else "ended")
+        if name is None:
+            return
+        forward = next(each for each in self.pool.told[name] if isinstance(each, Forward))
+        served = forward.endpoints[0]
+        outcome = {
+            "good": Outcome(
+                status=200, served_address=served, ttft_s=0.2, duration_s=1.0, prompt_tokens=900, cached_tokens=100,
+                completion_tokens=40,
+            ),
+            "failed": Outcome(status=503, served_address=served, is_upstream_failure=True),
+            "gone": Outcome(served_address=served, is_client_gone=True),
+            "early": Outcome(status=200, served_address=served, ttft_s=3.0),
+        }[kind]  # fmt: skip
+        self.pool.feed(Recorded(name, outcome))
+
+    @rule(after_s=st.sampled_from([0.0, 0.01, 0.3, 2.0, 9.0, 70.0]))
+    def time_passes(self, after_s: float) -> None:
+        self.pool.tick(self.pool.now + after_s)
+
+    @precondition(lambda self: self.pool.router.deadline() is not None)
+    @rule()
+    def a_deadline_comes(self) -> None:
+        deadline = self.pool.router.deadline()
+        assert deadline is not None
+        self.pool.tick(max(self.pool.now, deadline))
+
+    @rule(config=st.sampled_from(CONFIGS))
+    def the_configuration_changes(self, config: str) -> None:
+        self.pool.feed(Configured(config))
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_endpoint_joins(self, name: str) -> None:
+        self.endpoints.add(name)
+        self.pool.feed(EndpointJoined(Endpoint(id=name, address=f"10.0.0.{name[1]}:80"), EndpointState.READY))
+        self.pool.feed(ModelsSeen(name, (ServedModel(id="m"),)))
+
+    @rule(name=st.sampled_from(NAMES), state=st.sampled_from(list(EndpointState)[:2]))
+    def an_endpoint_changes(self, name: str, state: EndpointState) -> None:
+        self.pool.feed(EndpointChanged(name, state))
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_endpoint_leaves(self, name: str) -> None:
+        self.pool.feed(EndpointLeft(name))
+
+    # ------------------------------------------------------------------ what always holds
+
+    @invariant()
+    def each_request_ends_at_most_once(self) -> None:
+        for told in self.pool.told.values():
+            kinds = Counter(type(each) for each in told)
+            assert kinds[Forward] + kinds[Refuse] <= 1
+            assert kinds[Account] <= kinds[Forward]
+            assert kinds[Hold] <= 1
+
+    @invariant()
+    def who_waits_has_a_time_to_give_up(self) -> None:
+        if self.pool.router.status().flow.requests:
+            assert self.pool.router.deadline() is not None
+
+    @invariant()
+    def the_queue_holds_those_who_wait(self) -> None:
+        waiting = sum(self.state(name) == "waits" for name in self.pool.told)
+        flow = self.pool.router.status().flow
+        if flow.is_on:
+            assert flow.requests == waiting == sum(band.requests for band in flow.bands)
+        else:
+            assert waiting == 0
+
+    def teardown(self) -> None:
+        """Let everything end, and look at what is left."""
+        pool = self.pool
+        pool.feed(Configured(CONFIGS[0]))
+        for _ in range(10):
+            pool.tick(pool.now + 100.0)
+            for name in list(pool.told):
+                if self.state(name) == "sent":
+                    self.ended.add(name)
+                    pool.feed(Ended(name))
+        states = Counter(self.state(name) for name in pool.told)
+        assert set(states) <= {"closed", "refused"}
+        status = pool.router.status()
+        assert (status.inflight, status.unclosed, status.flow.requests, status.flow.size_bytes) == (0, 0, 0, 0)
+        assert status.flow.open_charges == 0
+
+
+TestGate = Gate.TestCase
+TestGate.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
