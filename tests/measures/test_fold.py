@@ -81,3 +81,18 @@ def test_an_engine_that_says_nothing_of_its_queue_is_nan_and_not_zero() -> None:
     pool.load("e0", waiting=3, running=1)
     page = page_of(pool, pool.fold)
     assert next(value for key, value in page.items() if key.startswith("llm_d_epp_per_endpoint_queue_size")) == 3
+
+
+def test_what_was_promised_of_a_cache_is_compared_with_what_was_found() -> None:
+    pool = Counted()
+    pool.send().finish(cached_tokens=1600, prompt_tokens=2000)
+    pool.send().finish()
+    moved = pool.send()
+    moved.finish(served_address=moved.forward.endpoints[1], attempts=2, cached_tokens=5)
+    page = page_of(pool, pool.fold)
+    below = {
+        key.partition('le="')[2].partition('"')[0]: value
+        for key, value in page.items()
+        if key.startswith("shoal_cache_prediction_error_blocks_bucket")
+    }
+    assert [below[bound] for bound in ("-256.0", "-64.0", "+Inf")] == [0, 1, 1]

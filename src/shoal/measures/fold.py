@@ -17,6 +17,9 @@ DECISION_SECONDS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005
 TPOT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.2, 0.5, 1.0)
 BYTES = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0, 67108864.0)
 TOKENS = (1.0, 8.0, 32.0, 128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 1048576.0)
+# Signed: below zero the engine found more than was promised.
+ERROR_BLOCKS = (-1024.0, -256.0, -64.0, -16.0, -4.0, -1.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
+ERROR_BLOCK_TOKENS = 16
 RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 REQUEST = ("model_name", "target_model_name", "fairness_id", "priority")
 UNKNOWN_MODEL = "unknown"
@@ -79,6 +82,11 @@ class Fold:
         self.hit_ratio = histogram(
             "llm_d_epp_prefix_indexer_hit_ratio", "Share of the prompt expected in the cache.", RATIOS
         )
+        self.cache_error = histogram(
+            "shoal_cache_prediction_error_blocks",
+            "Blocks of 16 tokens promised of the engine's cache, less those that it reports.",
+            ERROR_BLOCKS,
+        )
         self.attempts = counter(
             "llm_d_epp_scheduler_attempts",
             "Requests by who served them.",
@@ -97,6 +105,7 @@ class Fold:
         self.cut = counter("shoal_response_cut", "Answers that broke after they had begun.")
         self.client_gone = counter("shoal_client_gone", "Requests whose client left first.")
         self._pool_gauges()
+        self._cache_errors = self.cache_error.series().gathered
         self._histograms = [metric for metric in vars(self).values() if isinstance(metric, Histogram)]
         self._kinds: dict[tuple[str, ...], _Kind] = {}
         self._unsettled = 0
@@ -192,6 +201,9 @@ class Fold:
             kind.cached_tokens.append(outcome.cached_tokens)
             if outcome.cached_tokens:
                 self.reported_cached.add(amount=outcome.cached_tokens)
+            if not account.is_moved:
+                error_tokens = account.predicted_cached_tokens - outcome.cached_tokens
+                self._cache_errors.append(error_tokens / ERROR_BLOCK_TOKENS)
         if outcome.completion_tokens is not None:
             self._output(account, kind, outcome.completion_tokens)
         if (

@@ -1,5 +1,6 @@
 """What is counted here is what the embedded engine counts."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ from shoal.hosts.tokens.embedded import tokenise
 from shoal.hosts.tokens.prompts import NoTokens
 from shoal.pool import Api
 from tests.hosts.engine.engine_http import Engine, quick, run
+from tests.hosts.tokens.engine_check import differing
 
 TURNS = [
     {"role": "system", "content": "be kind"},
@@ -51,6 +53,16 @@ def test_the_engines_usage_is_what_was_counted(path: str) -> None:
         ids, salt = tokenise(api, json.dumps(body).encode())
         assert sum(map(len, ids)) // 4 == answer[field[0]][field[1]]
         assert salt == body.get("cache_salt", "")
+
+    run(scene, quick())
+
+
+def test_the_ids_are_the_engines_own() -> None:
+    async def scene(engine: Engine) -> None:
+        _, models = await engine.get("/v1/models")
+        name = models["data"][0]["id"]
+        found = await asyncio.to_thread(differing, engine.url, name, lambda api, body: tokenise(api, body)[0])
+        assert found == []
 
     run(scene, quick())
 

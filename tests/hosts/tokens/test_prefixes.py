@@ -104,7 +104,7 @@ def test_only_the_new_turn_of_a_conversation_is_tokenised(monkeypatch: pytest.Mo
 
 def test_two_conversations_share_what_they_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = PrefixedTokenizer(tokenizer(), BUDGET, 7)
-    system = f"<|im_start|>system\n{TEXT * 20}<|im_end|>\n"
+    system = f"<|im_start|>system\n{TEXT * 40}<|im_end|>\n"
     kept.encode(f"{system}<|im_start|>user\nfirst<|im_end|>\n")
     used = kept.used_bytes
     kept.encode(f"{system}<|im_start|>user\nsecond<|im_end|>\n")

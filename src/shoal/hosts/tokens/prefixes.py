@@ -13,16 +13,13 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 from tokenizers import AddedToken, Tokenizer
 
 # One text at a time leaves nothing to its threads, of which there would be one per core.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-Ids = npt.NDArray[np.uint32]
-
-MIN_PIECE_CHARS = 1024
+MIN_PIECE_CHARS = 4096
 """Shorter pieces are not kept on their own, but for the last: each costs a look-up in every text to come."""
 
 MAX_STEPS = 32
@@ -65,7 +62,7 @@ class PrefixedTokenizer:
         added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
         markers = {token.content: number for number, token in added.items() if _is_cut(token, added)}
         self._markers = markers if _are_apart(list(markers)) else {}
-        self._marker_ids = np.array(sorted(self._markers.values()), np.uint32)
+        self._marker_ids = frozenset(self._markers.values())
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._markers))))
         self._nodes: OrderedDict[bytes, _Node] = OrderedDict()
         self._root = _Node(b"")
@@ -85,24 +82,26 @@ class PrefixedTokenizer:
         """
         if has_special_tokens:
             if self._around is None:
-                return self._encode(text, has_special_tokens=True).tobytes()
+                return np.array(self._encode(text, has_special_tokens=True), "<u4").tobytes()
             before, after = self._around
             return before + self.encode(text) + after
         with self._lock:
             place, path, pieces = self._walk(text)
         tail = text[place:] if place else text
         ids = self._encode(tail)
+        packed = np.array(ids, dtype="<u4").tobytes()
         cuts = self._cuts(tail, ids)
         if cuts:
             with self._lock:
-                self._keep(tail, ids, cuts, path)
-        pieces.append(ids.tobytes())
+                self._keep(tail, packed, cuts, path)
+        pieces.append(packed)
         return b"".join(pieces)
 
-    def _encode(self, text: str, *, has_special_tokens: bool = False) -> Ids:
+    def _encode(self, text: str, *, has_special_tokens: bool = False) -> list[int]:
         # Unlike `encode` this one does not hold the interpreter's lock.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=has_special_tokens)
-        return np.array(encoding.ids, dtype="<u4")
+        ids: list[int] = encoding.ids
+        return ids
 
     # ------------------------------------------------------------------ the tree
 
@@ -139,7 +138,7 @@ class PrefixedTokenizer:
     def _key(self, key: bytes, piece: str, marker: str) -> bytes:
         return xxhash.xxh3_128_digest(b"%b%b\xff%b" % (key, marker.encode(), piece.encode()), self._seed)
 
-    def _keep(self, tail: str, ids: Ids, cuts: list[tuple[int, int, str]], key: bytes) -> None:
+    def _keep(self, tail: str, ids: bytes, cuts: list[tuple[int, int, str]], key: bytes) -> None:
         """Remember the pieces of `tail`, which follows the node `key`.  cuts: (character, place in ids, marker)."""
         node = self._nodes.get(key) if key else self._root
         from_char = from_id = 0
@@ -151,7 +150,7 @@ class PrefixedTokenizer:
             next_key = self._key(key, tail[from_char:char], marker)
             following = self._nodes.get(next_key)
             if following is None:
-                following = self._nodes[next_key] = _Node(ids[from_id:place].tobytes())
+                following = self._nodes[next_key] = _Node(ids[4 * from_id : 4 * place])
                 self._used_bytes += NODE_BYTES + len(following.ids)
             step = Step(char - from_char, marker)
             if step in node.steps:
@@ -168,13 +167,14 @@ class PrefixedTokenizer:
 
     # ------------------------------------------------------------------ where to cut
 
-    def _cuts(self, text: str, ids: Ids) -> list[tuple[int, int, str]]:
+    def _cuts(self, text: str, ids: list[int]) -> list[tuple[int, int, str]]:
         """Places before markers, far enough from each other, and the last one in any case."""
-        places = np.flatnonzero(np.isin(ids, self._marker_ids)).tolist() if self._markers else []
+        known = self._marker_ids
+        places = [place for place, number in enumerate(ids) if number in known]
         if not places:
             return []
         matches = list(self._pattern.finditer(text))
-        if [self._markers[match[0]] for match in matches] != ids[places].tolist():
+        if [self._markers[match[0]] for match in matches] != [ids[place] for place in places]:
             # Some stand where another token took their characters: which ones is not known here.
             return []
         cuts: list[tuple[int, int, str]] = []
