@@ -4,84 +4,121 @@ Owns where a key lies and who gives way; rows are as in `table`.  With one bucke
 when three rows in four are taken, and each lost block cuts an exact chain in two.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from shoal.prefix.hashing import Blocks
 from shoal.prefix.sets import ID_BITS
 from shoal.prefix.table import WAYS, BlockTable, Entries, Rows
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+_MIXER = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+_LOW_BITS = (1 << 32) - 1
+_MIX = np.uint64(_MIXER)
 _MOVES = 4
 _HALF = np.uint64(32)
-_LOW = np.uint64((1 << 32) - 1)
+_LOW = np.uint64(_LOW_BITS)
 
 
-class Sought(NamedTuple):
-    """Where keys are.  found: positions, ascending, of those that have a row; rows: those rows; missing: the others."""
-
-    found: Rows
-    rows: Rows
-    missing: Rows
+NO_ROOM = -1 << 62
+"""No row and none free."""
 
 
 class TwoChoiceTable(BlockTable):
-    """A fixed number of rows; a new key takes the emptier of its two buckets, or the oldest row of both."""
+    """A fixed number of rows.
+
+    A new key takes a free row of its first bucket, else of its second, else the oldest row of both: so most keys are
+    found in the first.
+    """
 
     __slots__ = ()
 
-    def seek(self, keys: Blocks) -> Sought:
-        """Return where `keys`, none of them zero, lie."""
-        buckets = self._first(keys)
-        found, ways = (self._keys.take(buckets, axis=0) == keys[:, None]).nonzero()
-        rows = buckets.take(found) * WAYS + ways
-        if len(found) == len(keys):
-            return Sought(found, rows, _NONE)
-        is_missing = np.ones(len(keys), np.bool_)
-        is_missing[found] = False
-        missing = is_missing.nonzero()[0]
-        rest = keys.take(missing)
-        buckets = self._second(rest)
-        also, ways = (self._keys.take(buckets, axis=0) == rest[:, None]).nonzero()
-        if not len(also):
-            return Sought(found, rows, missing)
-        more = missing.take(also)
-        is_missing[more] = False
-        found = np.concatenate((found, more))
-        rows = np.concatenate((rows, buckets.take(also) * WAYS + ways))
-        order = found.argsort()
-        return Sought(found.take(order), rows.take(order), is_missing.nonzero()[0])
+    def seek(self, keys: Blocks) -> Rows:
+        """Return the row of each of `keys`, none of them zero; -1 where it has none."""
+        rows = self._rows_in(self._first(keys), keys)
+        missing = (rows < 0).nonzero()[0]
+        if len(missing):
+            rest = keys.take(missing)
+            rows[missing] = self._rows_in(self._second(rest), rest)
+        return rows
 
-    def settle(self, keys: Blocks, entry: int, has_room: bool) -> Entries:
-        """Give each of `keys`, distinct and without a row, a row with `entry`; return the entries that gave way.
+    def _rows_in(self, buckets: Rows, keys: Blocks) -> Rows:
+        found = (self._keys.take(buckets, axis=0) == keys[:, None]).ravel().nonzero()[0]
+        rows = np.full(len(keys), -1)
+        places = found >> 3
+        rows[places] = (buckets.take(places) << 3) + (found & 7)
+        return rows
+
+    def place_of(self, key: int) -> int:
+        """Return the row of one key, or `~row` of the free row that it would take, or NO_ROOM.
+
+        For a few keys this is faster than `seek` and `settle`.
+        """
+        free = NO_ROOM
+        count = self._bucket_count
+        for start in (
+            ((key & _LOW_BITS) * count >> 32) * WAYS,
+            (((key * _MIXER & _WORD) >> 32) * count >> 32) * WAYS,
+        ):
+            line = self._key_cells[start : start + WAYS].tolist()
+            if key in line:
+                return start + line.index(key)
+            if free == NO_ROOM and 0 in line:
+                free = ~(start + line.index(0))
+        return free
+
+    def fill(self, row: int, key: int, entry: int) -> None:
+        """Give one key a free row; key and entry 0 free one."""
+        self._key_cells[row] = key
+        self._entry_cells[row] = entry
+
+    def settle(self, keys: Blocks, entry: int, has_room: bool) -> tuple[int, Entries]:
+        """Give each of `keys`, distinct and without a row, a row with `entry`.
 
         has_room: whether a row is moved to its other bucket before one gives way.  Keys that meet in one row are placed
-        in turns.  Where both buckets are full of rows of this very stamp the key gets none, so the result is shorter
-        then.
+        in turns.  Where both buckets are full of rows of this very stamp the key gets none.  Return how many got one,
+        and the entries that gave way for them.
         """
-        newest = entry >> ID_BITS << ID_BITS
-        gave_way = []
+        placed = 0
+        gave_way = [_NO_ENTRIES]
         tries = _MOVES if has_room else 0
         while len(keys):
-            first, second = self._first(keys), self._second(keys)
-            rows, old = self._choose(first, second)
-            later = keys[:0]
-            if tries and old.any():
+            later = _NO_ENTRIES
+            rows, old = self._oldest(self._first(keys))
+            if old.any():
                 tries -= 1
-                is_crowded = old != 0
-                self._make_room(np.unique(np.concatenate((first[is_crowded], second[is_crowded]))))
-                later, is_open = keys[is_crowded], ~is_crowded
-            else:
-                is_open = old < newest
-            if not is_open.all():
-                keys, rows, old = keys[is_open], rows[is_open], old[is_open]
+                keys, rows, old, later = self._settle_crowded(keys, rows, old, entry, tries >= 0)
             self._flat_keys[rows] = keys
             self._flat_entries[rows] = entry
             is_placed = self._flat_keys.take(rows) == keys
-            gave_way.append(old[is_placed])
-            keys = np.concatenate((keys[~is_placed], later))
-        return gave_way[0] if len(gave_way) == 1 else np.concatenate([_NO_ENTRIES, *gave_way])
+            here = int(np.count_nonzero(is_placed))
+            placed += here
+            gave_way.append(old[is_placed & (old != 0)])
+            if here == len(keys):
+                keys = later
+            else:
+                keys = np.concatenate((keys[~is_placed], later))
+        return placed, np.concatenate(gave_way)
+
+    def _settle_crowded(
+        self, keys: Blocks, rows: Rows, old: Entries, entry: int, may_move: bool
+    ) -> tuple[Blocks, Rows, Entries, Blocks]:
+        """Look at the second bucket where the first is full; where that is full too, make room or take the oldest row.
+
+        Return (keys, rows, what lies there) of those that are placed now, and the keys for the next turn.
+        """
+        crowded = old.nonzero()[0]
+        first, second = self._first(keys.take(crowded)), self._second(keys.take(crowded))
+        others, other_old = self._oldest(second)
+        is_older = other_old < old.take(crowded)
+        rows[crowded[is_older]], old[crowded[is_older]] = others[is_older], other_old[is_older]
+        if may_move:
+            is_full = other_old != 0
+            if is_full.any():
+                self._make_room(np.unique(np.concatenate((first[is_full], second[is_full]))))
+            is_open = old == 0
+            return keys[is_open], rows[is_open], old[is_open], keys[~is_open]
+        is_open = old < entry >> ID_BITS << ID_BITS
+        return keys[is_open], rows[is_open], old[is_open], _NO_ENTRIES
 
     def _make_room(self, buckets: Rows) -> None:
         """Move a row of each of these full buckets to its other bucket, where that has a free row."""
@@ -100,17 +137,9 @@ class TwoChoiceTable(BlockTable):
         self._flat_entries[targets] = self._flat_entries.take(sources)
         self.erase(sources)
 
-    def _choose(self, first: Rows, second: Rows) -> tuple[Rows, Entries]:
-        """Return the row to take in one of two buckets each, and what lies there: the oldest, of free ones in the
-        emptier bucket."""
-        ones, others = self._entries.take(first, axis=0), self._entries.take(second, axis=0)
-        ways, other_ways = ones.argmin(axis=1), others.argmin(axis=1)
-        rows, other_rows = first * WAYS + ways, second * WAYS + other_ways
-        old, other_old = self._flat_entries.take(rows), self._flat_entries.take(other_rows)
-        is_other = other_old < old
-        both_free = (old == 0) & (other_old == 0)
-        is_other |= both_free & (np.count_nonzero(others, axis=1) < np.count_nonzero(ones, axis=1))
-        return np.where(is_other, other_rows, rows), np.where(is_other, other_old, old)
+    def _oldest(self, buckets: Rows) -> tuple[Rows, Entries]:
+        rows = (buckets << 3) + self._entries.take(buckets, axis=0).argmin(axis=1)
+        return rows, self._flat_entries.take(rows)
 
     def _first(self, keys: Blocks) -> Rows:
         return ((keys & _LOW) * self._buckets >> _HALF).view(np.intp)
@@ -119,5 +148,4 @@ class TwoChoiceTable(BlockTable):
         return ((keys * _MIX >> _HALF) * self._buckets >> _HALF).view(np.intp)
 
 
-_NONE: Rows = np.zeros(0, np.intp)
 _NO_ENTRIES: Entries = np.zeros(0, np.uint64)

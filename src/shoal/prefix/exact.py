@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from shoal.pool.kvevents import Tier
-from shoal.prefix.choices import TwoChoiceTable
+from shoal.prefix.choices import NO_ROOM, TwoChoiceTable
 from shoal.prefix.hashing import Blocks
 from shoal.prefix.index import IndexGauges
 from shoal.prefix.match import TIERS, ExactMatch, Leading
@@ -24,7 +24,6 @@ _STAMP_MASK = np.uint64(((1 << 64) - 1) ^ _ID_MASK)
 _SETS_SHARE = 8
 _ALL_TIERS = (1 << len(TIERS)) - 1
 _TIER_NUMBER = {tier: number for number, tier in enumerate(TIERS)}
-_FURTHER_TIERS = range(1, len(TIERS))
 # Bits are given anew to a cleared slot while the old ones are washed out of the sets.
 _SPARE_PLACES = 256
 _MAX_PLACES = MAX_SLOTS + _SPARE_PLACES
@@ -36,6 +35,8 @@ _STRETCH_GROWTH = 7
 _LAST = 32
 _SCARCE = 2
 _CLOSED = 0
+# Up to so many keys the plain way is faster than the one made for many.
+_FEW = 16
 
 
 class ExactIndex:
@@ -145,33 +146,79 @@ class ExactIndex:
             self._tiers_seen.append(tier)
             self._widen()
         self._wash(_WASH)
-        keys = np.unique(keys[keys != 0])
         self._clock += 1
-        sought = self._table.seek(keys)
-        if len(sought.rows):
-            entries = self._table.read(sought.rows)
-            self._rename(sought.rows, entries, self._clock << ID_BITS, 0, 1 << bit)
-        if len(sought.missing):
-            self._insert(keys.take(sought.missing), bit)
+        if len(keys) <= _FEW:
+            self._store_few(keys.tolist(), bit)
+            return
+        keys = _distinct(keys)
+        rows = self._table.seek(keys)
+        is_missing = rows < 0
+        if is_missing.any():
+            self._insert(keys[is_missing], bit)
+            rows = rows[~is_missing]
+        if len(rows):
+            self._rename(rows, self._table.read(rows), self._clock << ID_BITS, 0, 1 << bit)
+
+    def _store_few(self, keys: list[int], bit: int) -> None:
+        """Store key by key: for a few, numpy's cost per call is more than that of the work."""
+        table, sets, stamp = self._table, self._sets, self._clock << ID_BITS
+        alone = sets.intern(1 << bit, bit)
+        for key in keys:
+            if not key:
+                continue
+            row = table.place_of(key)
+            if row >= 0:
+                old = table.entry_at(row) & _ID_MASK
+                new = sets.intern(sets.masks[old] & ~sets.dead | 1 << bit, bit)
+                table.put(row, stamp | new)
+                sets.swap(old, new)
+            elif row != NO_ROOM:
+                table.fill(~row, key, stamp | alone)
+                sets.swap(0, alone)
+            else:
+                self._insert(np.array([key], np.uint64), bit)
 
     def evict(self, slot: int, keys: Blocks, tier: Tier) -> None:
         """Note that a publisher holds these blocks on `tier` no longer.  Raises ValueError for a slot not open."""
         bit = self._place(slot) * len(TIERS) + _TIER_NUMBER[tier]
         self._wash(_WASH)
-        rows = self._table.seek(np.unique(keys[keys != 0])).rows
+        if len(keys) <= _FEW:
+            self._evict_few(keys.tolist(), bit)
+            return
+        rows = self._table.seek(_distinct(keys))
+        rows = rows[rows >= 0]
         if len(rows):
             self._rename(rows, self._table.read(rows), 0, 1 << bit, 0)
             self._table.erase(rows[self._table.read(rows) & _ID_MASK == 0])
+
+    def _evict_few(self, keys: list[int], bit: int) -> None:
+        table, sets = self._table, self._sets
+        for key in keys:
+            row = table.place_of(key) if key else NO_ROOM
+            if row < 0:
+                continue
+            entry = table.entry_at(row)
+            old = entry & _ID_MASK
+            left = sets.masks[old] & ~sets.dead & ~(1 << bit)
+            if left:
+                new = sets.intern(left, left.bit_length() - 1)
+                table.put(row, entry ^ old | new)
+            else:
+                new = 0
+                table.fill(row, 0, 0)
+            sets.swap(old, new)
 
     def _insert(self, keys: Blocks, bit: int) -> None:
         """Give new keys rows with one holder."""
         sets = self._sets
         alone = sets.intern(1 << bit, bit)
-        free = sets.rows[0]
-        gave_way = self._table.settle(keys, self._clock << ID_BITS | alone, bool(free > self._last_rows))
-        sets.hold(alone, len(gave_way))
-        sets.release((gave_way & _ID_MASK).view(np.intp))
-        self._displaced += len(gave_way) - int(free - sets.rows[0])
+        has_room = bool(sets.rows[0] > self._last_rows)
+        placed, gave_way = self._table.settle(keys, self._clock << ID_BITS | alone, has_room)
+        sets.hold(alone, placed)
+        sets.hold(0, len(gave_way) - placed)
+        if len(gave_way):
+            sets.release((gave_way & _ID_MASK).view(np.intp))
+            self._displaced += len(gave_way)
 
     def _rename(self, rows: Rows, entries: Entries, stamp: int, lost: int, gained: int) -> None:
         """Give rows other sets: without the holders `lost`, with those `gained`.  stamp: theirs, 0 to keep it."""
@@ -201,16 +248,16 @@ class ExactIndex:
         while places and start < len(keys):
             length = _FIRST_STRETCH if not start else start * _STRETCH_GROWTH
             part = keys[start : start + length]
-            _, rows, missing = self._table.seek(part)
-            if len(missing):
-                rows = rows[: missing[0]]
+            rows = self._table.seek(part)
+            if rows.min() < 0:
+                rows = rows[: int((rows < 0).argmax())]
             entries = self._table.read(rows)
             places = self._walk((entries & _ID_MASK).view(np.intp), places, stretches)
             if self._sets.rows[0] < self._scarce_rows:
                 self._touch(rows, entries)
-            if len(missing):
+            start += len(rows)
+            if len(rows) < len(part):
                 break
-            start += len(part)
         return ExactMatch(total, stretches, self._places)
 
     def _walk(self, ids: Rows, places: int, stretches: list[Leading]) -> int:
@@ -220,11 +267,12 @@ class ExactIndex:
         masks, live = self._sets.masks, ~self._sets.dead
         ends = (np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()
         ends.append(len(ids))
+        tiers = [_TIER_NUMBER[tier] for tier in self._tiers_seen]
         start = 0
         for end in ends:
             holders = masks[ids[start]] & live
-            on_any = holders
-            for tier in _FURTHER_TIERS:
+            on_any = 0
+            for tier in tiers:
                 on_any |= holders >> tier
             places &= on_any
             if not places:
@@ -245,3 +293,10 @@ class ExactIndex:
         rows = self._table.size - int(self._sets.rows[0])
         used = rows * ROW_BYTES + self._sets.used_bytes
         return IndexGauges(rows, len(self._sets), used, self._budget_bytes, self._displaced)
+
+
+def _distinct(keys: Blocks) -> Blocks:
+    """Return the keys once each, without zeros."""
+    if len(set(keys.tolist())) != len(keys):
+        keys = np.unique(keys)
+    return keys if keys.all() else keys[keys != 0]

@@ -3,7 +3,7 @@
 Owns where rows lie, their age and who is let go when there are too many.  What a row's value means is `ledger`'s.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,16 @@ _RECENT_BYTES = 150
 
 # A segment is merged as a whole, so its size bounds how long that may take: under 2 ms.
 _MAX_SEGMENT = 1 << 16
-_MIN_RECENT = 64
+_MIN_RECENT = 256
 _MAX_RECENT = 1024
-_RECENT_SHARE = 32
+_RECENT_SHARE = 16
 _SLACK = 16
 _AGES = 256
 _OLD = 200
 _EPOCHS = 64
 
 Marks = npt.NDArray[np.uint16]
+Rows = npt.NDArray[np.intp]
 
 
 class Segment:
@@ -50,11 +51,6 @@ class Segment:
     def used_bytes(self) -> int:
         return len(self.hashes) * _ROW_BYTES + len(self.recent) * _RECENT_BYTES
 
-    @property
-    def is_due(self) -> bool:
-        """Whether there are so many recent rows that they should be merged."""
-        return len(self.recent) > min(max(self.count // _RECENT_SHARE, _MIN_RECENT), _MAX_RECENT)
-
     def look_up(self, hashes: list[int], found: dict[int, int]) -> None:
         """Add the values of those hashes that have one to `found`."""
         recent = self.recent
@@ -70,43 +66,35 @@ class Segment:
         if self.count and hashes:
             sought, rows = self._rows(hashes)
             is_here = self.hashes.take(rows) == sought
+            if not is_here.any():
+                return
             rows = rows[is_here]
             keys, marks = self.keys.take(rows).tolist(), self.marks.take(rows).tolist()
             for hash, key, mark in zip(sought[is_here].tolist(), keys, marks, strict=True):
                 found[hash] = key << STATE_BITS | mark & _STATE_MASK
 
-    def write(self, values: dict[int, int], hashes: Iterable[int], age: int) -> None:
-        """Set the values of `hashes`."""
+    def write(self, values: dict[int, int], age: int) -> None:
+        """Set the values of hashes that `look_up` found."""
         recent = self.recent
-        if not self.count:
-            for hash in hashes:
-                recent[hash] = values[hash]
-            return
         others = []
-        for hash in hashes:
+        for hash in values:
             if hash in recent:
                 recent[hash] = values[hash]
             else:
                 others.append(hash)
-        if not others:
-            return
-        sought, rows = self._rows(others)
-        is_here = self.hashes.take(rows) == sought
-        if not is_here.any():
-            for hash in others:
-                recent[hash] = values[hash]
-            return
-        written = []
-        for hash, is_row in zip(others, is_here.tolist(), strict=True):
-            if is_row:
-                written.append(values[hash])
-            else:
-                recent[hash] = values[hash]
-        rows = rows[is_here]
-        self.keys[rows] = np.array([value >> STATE_BITS for value in written], np.uint64)
-        self.marks[rows] = np.array([age << STATE_BITS | value & _STATE_MASK for value in written], np.uint16)
+        if others and self.count:
+            sought, rows = self._rows(others)
+            is_here = self.hashes.take(rows) == sought
+            if not is_here.all():
+                recent.update((hash, values[hash]) for hash in sought[~is_here].tolist())
+                others, rows = sought[is_here].tolist(), rows[is_here]
+            keys, states = _halves([values[hash] for hash in others])
+            self.keys[rows] = keys
+            self.marks[rows] = states | np.uint16(age << STATE_BITS)
+        else:
+            recent.update((hash, values[hash]) for hash in others)
 
-    def _rows(self, hashes: list[int]) -> tuple[Blocks, npt.NDArray[np.intp]]:
+    def _rows(self, hashes: list[int]) -> tuple[Blocks, Rows]:
         sought = np.array(hashes, np.uint64)
         rows = self.hashes[: self.count].searchsorted(sought)
         return sought, np.minimum(rows, self.count - 1)
@@ -118,43 +106,43 @@ class Segment:
         """
         marks = self.marks[: self.count]
         keep = (marks & live).nonzero()[0]
-        added = sorted((hash, value) for hash, value in self.recent.items() if value & live)
+        hashes = np.array(list(self.recent), np.uint64)
+        keys, states = _halves(list(self.recent.values()))
         self.recent.clear()
+        order = hashes.argsort()
+        order = order[(states.take(order) & live) != 0]
         let_go: list[tuple[int, int]] = []
-        excess = len(keep) + len(added) - max_rows
+        excess = len(keep) + len(order) - max_rows
         if excess > 0:
             ages = (age - (marks.take(keep) >> STATE_BITS)) & (_AGES - 1)
             oldest = (-ages.astype(np.int16)).argsort(kind="stable")[:excess]
-            gone = keep.take(oldest)
-            states = (marks.take(gone) & _STATE_MASK).tolist()
-            keys = self.keys.take(gone).tolist()
-            let_go = [
-                (hash, key << STATE_BITS | state)
-                for hash, key, state in zip(self.hashes.take(gone).tolist(), keys, states, strict=True)
-            ]
+            let_go = _listed(self.hashes, self.keys, marks, keep.take(oldest))
             keep = np.delete(keep, oldest)
-            let_go += added[: excess - len(gone)]
-            del added[: excess - len(gone)]
-        self._rebuild(keep, added, age)
+            rest = excess - len(oldest)
+            let_go += _listed(hashes, keys, states, order[:rest])
+            order = order[rest:]
+        self._rebuild(
+            keep, hashes.take(order), keys.take(order), states.take(order) | np.uint16(age << STATE_BITS), age
+        )
         return let_go
 
-    def _rebuild(self, keep: npt.NDArray[np.intp], added: list[tuple[int, int]], age: int) -> None:
+    def _rebuild(self, keep: Rows, new_hashes: Blocks, new_keys: Blocks, new_marks: Marks, age: int) -> None:
+        """Have the rows `keep` and new ones, both in order, and nothing else."""
         hashes, keys, marks = self.hashes.take(keep), self.keys.take(keep), self.marks.take(keep)
         too_old = (age - (marks >> STATE_BITS)) & (_AGES - 1) > _OLD
         if too_old.any():  # ages go round: before an old row looks young again it is made a little younger
             marks[too_old] = (age - _OLD) % _AGES << STATE_BITS | marks[too_old] & _STATE_MASK
-        new = np.array([hash for hash, _ in added], np.uint64)
-        places = hashes.searchsorted(new)
-        self.count = len(keep) + len(added)
-        if self.count > len(self.hashes) or self.count < len(self.hashes) // 2:
-            room = self.count + self.count // _SLACK
+        self.count = count = len(keep) + len(new_hashes)
+        if count > len(self.hashes) or count < len(self.hashes) // 2:
+            room = count + count // _SLACK
             self.hashes, self.keys = np.zeros(room, np.uint64), np.zeros(room, np.uint64)
             self.marks = np.zeros(room, np.uint16)
-        self.hashes[: self.count] = np.insert(hashes, places, new)
-        new_keys = np.array([value >> STATE_BITS for _, value in added], np.uint64)
-        self.keys[: self.count] = np.insert(keys, places, new_keys)
-        new_marks = np.array([age << STATE_BITS | value & _STATE_MASK for _, value in added], np.uint16)
-        self.marks[: self.count] = np.insert(marks, places, new_marks)
+        places = hashes.searchsorted(new_hashes) + np.arange(len(new_hashes))
+        is_old = np.ones(count, np.bool_)
+        is_old[places] = False
+        self.hashes[:count][is_old], self.hashes[places] = hashes, new_hashes
+        self.keys[:count][is_old], self.keys[places] = keys, new_keys
+        self.marks[:count][is_old], self.marks[places] = marks, new_marks
 
     def split(self) -> "Segment":
         """Move the upper half of the rows to a new segment and return it; nothing may be recent."""
@@ -204,22 +192,34 @@ class HashMap:
             segment.look_up(part, found)
         return found
 
-    def write(self, values: dict[int, int], hashes: list[int]) -> list[tuple[int, int]]:
-        """Set the values of `hashes`; return (hash, value) of rows that are let go for want of room."""
+    def write(self, added: dict[int, int], changed: dict[int, int]) -> list[tuple[int, int]]:
+        """Set values; return (hash, value) of rows that are let go for want of room.
+
+        added: of hashes that `look_up` did not find.  changed: of those that it found.
+        """
         let_go: list[tuple[int, int]] = []
-        for segment, part in list(self._parts(hashes)):
-            self._until_older -= len(part)
-            segment.write(values, part, self._age)
-            if segment.is_due:
+        for segment, part in self._shares(changed):
+            segment.write(part, self._age)
+        for segment, part in self._shares(added):
+            segment.recent.update(part)
+            if len(segment.recent) > min(max(segment.count // _RECENT_SHARE, _MIN_RECENT), _MAX_RECENT):
                 fair = self._max_rows // len(self._segments)
                 room = segment.count + len(segment.recent) - (len(self) - self._max_rows)
                 let_go += segment.merge(self._age, max(fair, room), self._live)
                 if segment.count > _MAX_SEGMENT:
                     self._split(segment)
+        self._until_older -= len(added)
         if self._until_older <= 0:
             self._age = (self._age + 1) % _AGES
             self._until_older = self._max_rows // _EPOCHS
         return let_go
+
+    def _shares(self, values: dict[int, int]) -> list[tuple[Segment, dict[int, int]]]:
+        if not values:
+            return []
+        if len(self._segments) == 1:
+            return [(self._segments[0], values)]
+        return [(segment, {hash: values[hash] for hash in part}) for segment, part in self._parts(list(values))]
 
     def _split(self, segment: Segment) -> None:
         upper = segment.split()
@@ -236,3 +236,18 @@ class HashMap:
         places = self._bounds.searchsorted(sought, "right") - 1
         for place in np.unique(places).tolist():
             yield self._segments[place], sought[places == place].tolist()
+
+
+def _halves(values: list[int]) -> tuple[Blocks, Marks]:
+    """Return the keys and states of values."""
+    return (
+        np.array([value >> STATE_BITS for value in values], np.uint64),
+        np.array([value & _STATE_MASK for value in values], np.uint16),
+    )
+
+
+def _listed(hashes: Blocks, keys: Blocks, marks: Marks, rows: Rows) -> list[tuple[int, int]]:
+    """Return (hash, value) of some rows."""
+    states = (marks.take(rows) & _STATE_MASK).tolist()
+    values = [key << STATE_BITS | state for key, state in zip(keys.take(rows).tolist(), states, strict=True)]
+    return list(zip(hashes.take(rows).tolist(), values, strict=True))

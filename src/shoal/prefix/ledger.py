@@ -4,6 +4,8 @@ Owns the meaning of stores and removes: which groups count, when a block is gone
 Rows lie in `hashmap`, blocks with unknown parents in `orphans`; how events look on the wire is `wire.kvevents`'.
 """
 
+import sys
+from array import array
 from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
@@ -34,6 +36,7 @@ _MAX_GROUPS = 256
 _ORPHANS_SHARE = 8
 _COPIES_SHARE = 16
 _COPY_BYTES = 150
+_IS_LITTLE = sys.byteorder == "little"
 
 
 class Stored(NamedTuple):
@@ -218,7 +221,7 @@ class Ledger:
                 return
             key = value >> STATE_BITS
         self._chain(event.hashes, digests, key, tier, 1 << tier, may_report=parent is None and tier == _GPU)
-        if len(self._orphans):
+        if self._orphans.is_waiting:
             self._join(event.hashes)
 
     def _chain(
@@ -226,6 +229,11 @@ class Ledger:
     ) -> None:
         """Note a run that follows the key `key`.  bit: of its tier, 0 when only its keys are to be known."""
         rows, befores, factor = self._rows, self._befores, self._hasher.factor
+        if len(hashes) > 1 and rows.keys().isdisjoint(hashes):
+            befores.update(dict.fromkeys(hashes, 0))
+            keys = self._hasher.step(key, digests)
+            rows.update(zip(hashes, [key << STATE_BITS | bit for key in keys], strict=True))
+            return
         for hash, digest in zip(hashes, digests, strict=True):
             key = (key * factor + digest) & _WORD
             value = rows.get(hash)
@@ -327,19 +335,30 @@ class Ledger:
     def _changes(self) -> list[Change]:
         """Write what was touched and return what it comes to."""
         rows, befores = self._rows, self._befores
-        for hash, value in self._map.write(rows, list(befores)):
+        self._rows, self._befores = {}, {}
+        if any(befores.values()):
+            added = {hash: rows[hash] for hash, before in befores.items() if not before}
+            changed = {hash: rows[hash] for hash, before in befores.items() if before}
+        else:
+            added, changed = {hash: rows[hash] for hash in befores}, {}
+        for hash, value in self._map.write(added, changed):
             self._counts["let_go"] += 1
-            befores.setdefault(hash, value)
-            rows[hash] = 0
             self._forget_copies(hash)
+            if hash in added:
+                del added[hash]
+            else:
+                befores.setdefault(hash, value)
+                changed[hash] = 0
         gained: list[list[int]] = [[] for _ in TIERS]
         lost: list[list[int]] = [[] for _ in TIERS]
-        for hash, before in befores.items():
-            after = rows[hash]
-            is_same = before >> STATE_BITS == after >> STATE_BITS
-            _sort(gained, after >> STATE_BITS, after & ~(before if is_same else 0))
-            _sort(lost, before >> STATE_BITS, before & ~(after if is_same else 0))
-        self._rows, self._befores = {}, {}
+        gains, losses = list(added.values()), []
+        for hash, after in changed.items():
+            before = befores[hash]
+            kept = before & after & _TIER_MASK if before >> STATE_BITS == after >> STATE_BITS else 0
+            gains.append(after & ~kept)
+            losses.append(before & ~kept)
+        _sort(gained, gains)
+        _sort(lost, losses)
         changes: list[Change] = [Cleared()] if self._is_cleared else []
         changes += [Removed(_packed(keys), tier) for tier, keys in zip(TIERS, lost, strict=True) if keys]
         changes += [
@@ -353,13 +372,15 @@ class Ledger:
         return LedgerGauges(len(self._map), len(self._orphans), used, lost_orphans=self._orphans.let_go, **self._counts)
 
 
-def _sort(by_tier: list[list[int]], key: int, state: int) -> None:
-    """Append a key to the list of each tier in `state`."""
-    state &= _TIER_MASK
-    while state:
-        low = state & -state
-        by_tier[low.bit_length() - 1].append(key)
-        state ^= low
+def _sort(by_tier: list[list[int]], values: list[int]) -> None:
+    """Append the key of each value to the list of each tier in its state."""
+    states = {value & _TIER_MASK for value in values}
+    for tier, keys in enumerate(by_tier):
+        bit = 1 << tier
+        if states == {bit}:
+            keys += [value >> STATE_BITS for value in values]
+        elif any(state & bit for state in states):
+            keys += [value >> STATE_BITS for value in values if value & bit]
 
 
 def _hashes_of(events: list[KvEvent]) -> list[int]:
@@ -385,4 +406,4 @@ def _is_sound(event: KvEvent) -> bool:
 
 
 def _packed(keys: list[int]) -> bytes:
-    return np.array(keys, "<u8").tobytes()
+    return array("Q", keys).tobytes() if _IS_LITTLE else np.array(keys, "<u8").tobytes()

@@ -88,53 +88,70 @@ class Leading(NamedTuple):
     blocks: int
 
 
-class ExactMatch(NamedTuple):
+class ExactMatch:
     """How much of one prompt each publisher of KV events is known to hold.
 
     total: blocks of the request.  stretches: the prompt as far as any one holds it.  place_of: the place of each slot.
     """
 
-    total: int
-    stretches: list[Leading]
-    place_of: npt.NDArray[np.int64]
+    __slots__ = ("_counts", "_held", "place_of", "stretches", "total")
+
+    def __init__(self, total: int, stretches: list[Leading], place_of: npt.NDArray[np.int64]) -> None:
+        self.total = total
+        self.stretches = stretches
+        self.place_of = place_of
+        self._counts: npt.NDArray[np.int32] | None = None
+        self._held: list[int] = []
 
     def held(self, slot: int) -> int:
         """Leading blocks held by one slot, on any tier."""
-        return sum(self.by_tier(slot))
+        if not self._held:
+            self._held = self.blocks.tolist()
+        return self._held[slot]
 
     def by_tier(self, slot: int) -> tuple[int, ...]:
         """Leading blocks held by one slot on each of `TIERS`, each block counted on the fastest that has it."""
-        counts = [0] * len(TIERS)
-        shift = int(self.place_of[slot]) * len(TIERS)
-        for places, holders, blocks in self.stretches:
-            if not places >> shift & 1:
-                break
-            tiers = holders >> shift
-            counts[(tiers & -tiers).bit_length() - 1] += blocks
-        return tuple(counts)
+        return tuple(self.tiers[:, slot].tolist())
 
     @property
     def blocks(self) -> npt.NDArray[np.int32]:
         """Leading blocks held by each slot, on any tier."""
-        held = np.zeros(int(self.place_of.max(initial=0)) + 1, np.int32)
-        depth = 0
-        for number, (places, _, blocks) in enumerate(self.stretches):
-            depth += blocks
-            after = self.stretches[number + 1].places if number + 1 < len(self.stretches) else 0
-            if places != after:
-                held[slots_of(places ^ after) // len(TIERS)] = depth
-        return held.take(self.place_of)
+        held: npt.NDArray[np.int32] = self.tiers.sum(axis=0, dtype=np.int32)
+        return held
 
     @property
     def tiers(self) -> npt.NDArray[np.int32]:
         """The same on each of `TIERS`: shape (tiers, slots)."""
+        if self._counts is None:
+            self._counts = self._count().take(self.place_of, axis=1)
+        return self._counts
+
+    def _count(self) -> npt.NDArray[np.int32]:
+        """Add up where a place begins to hold the prompt on a tier, and where it ends: few do at each stretch."""
         counts = np.zeros((len(TIERS), int(self.place_of.max(initial=0)) + 1), np.int32)
+        held = [0] * len(TIERS)
+        depth = 0
         for places, holders, blocks in self.stretches:
-            for number in range(len(TIERS)):
-                if not places:
-                    break
-                here = holders >> number & places
-                if here:
-                    counts[number, slots_of(here) // len(TIERS)] += blocks
-                    places ^= here
-        return counts.take(self.place_of, axis=1)
+            for tier, before in enumerate(held):
+                here = holders >> tier & places
+                if here != before:
+                    if depth:
+                        _add(counts[tier], before & ~here, depth)
+                        _add(counts[tier], here & ~before, -depth)
+                    held[tier] = here
+                places ^= here
+            depth += blocks
+        for tier, here in enumerate(held):
+            _add(counts[tier], here, depth)
+        return counts
+
+
+def _add(counts: npt.NDArray[np.int32], places: int, blocks: int) -> None:
+    """Add to the counts of a set of places."""
+    if places.bit_count() > _FEW:
+        counts[slots_of(places) // len(TIERS)] += blocks
+        return
+    while places:
+        low = places & -places
+        counts[(low.bit_length() - 1) // len(TIERS)] += blocks
+        places ^= low

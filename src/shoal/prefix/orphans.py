@@ -42,6 +42,11 @@ class Orphans:
         return max(self._run_blocks, len(self._references))
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._runs or self._references)
+
+    @property
     def used_bytes(self) -> int:
         return len(self) * BLOCK_BYTES
 
