@@ -235,3 +235,13 @@ def test_a_scorer_that_names_the_estimate_reads_the_estimate() -> None:
         pool.store(other, "agent", 3200)
         is_estimate = pool.place("r2", "agent", 3200).target == sent.endpoints[0]
         assert is_estimate == (holder == "estimated")
+
+
+def test_events_that_promise_what_the_engine_never_finds_are_said_aloud() -> None:
+    pool = ExactPool(2)
+    for number in range(25):
+        pool.store("e0", f"agent {number}", 3200)
+        pool.place(f"r{number}", f"agent {number}", 3200).finish(prompt_tokens=3200, cached_tokens=0)
+    assert any("e0 promise blocks" in warning for warning in pool.router.status().warnings)
+    pool.feed(KvStreamChanged("e0", KvState.STALE))
+    assert not pool.router.status().warnings

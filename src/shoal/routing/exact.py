@@ -12,6 +12,8 @@ from shoal.pool.kvevents import KvState, Tier
 from shoal.prefix import read_blocks
 from shoal.prefix.exact import ExactIndex
 from shoal.prefix.match import ExactMatch
+from shoal.routing.agreement import Agreement
+from shoal.routing.books import Flight
 from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, KvStreamChanged, TokenKeys
 from shoal.routing.fleet import Member
 from shoal.scheduling.exact_producers import PrecisePrefixCacheProducer
@@ -58,12 +60,23 @@ class ExactCaches:
     is_on: whether anything is kept.
     """
 
-    __slots__ = ("_expected", "_expiring", "_index", "_load_s", "_publishers", "_ttl_s", "_weights", "is_on")
+    __slots__ = (
+        "_agreement",
+        "_expected",
+        "_expiring",
+        "_index",
+        "_load_s",
+        "_publishers",
+        "_ttl_s",
+        "_weights",
+        "is_on",
+    )
 
     def __init__(self, settings: PrecisePrefixCacheProducer | None) -> None:
         self._index = ExactIndex(_NO_BUDGET_BYTES)
         self.is_on = False
         self._publishers: dict[str, Publishers] = {}
+        self._agreement = Agreement()
         self._expected: dict[str, tuple[str, int, tuple[bytes, ...]]] = {}
         self._expiring: deque[tuple[float, str]] = deque()
         self.configure(settings)
@@ -116,11 +129,14 @@ class ExactCaches:
 
     def changed(self, event: KvStreamChanged) -> None:
         """Note how far the events can be trusted."""
+        if event.state is not KvState.FRESH:
+            self._agreement.forget(event.endpoint_id)
         if self.is_on:
             self._publishers.setdefault(event.endpoint_id, Publishers()).state = event.state
 
     def left(self, endpoint_id: str) -> None:
         """Forget an endpoint."""
+        self._agreement.forget(endpoint_id)
         publishers = self._publishers.pop(endpoint_id, None)
         for slot in publishers.slots.values() if publishers else ():
             self._index.remove(slot)
@@ -234,6 +250,25 @@ class ExactCaches:
         """Drop what nobody confirmed in time."""
         while self._expiring and self._expiring[0][0] <= now:
             self.failed(self._expiring.popleft()[1])
+
+    def compare(self, flight: Flight) -> None:
+        """Compare what was promised of a request with what the engine that served it reports."""
+        name, outcome = flight.decision.chosen[0], flight.outcome
+        publishers = self._publishers.get(name)
+        if publishers is None or not publishers.block_sizes or outcome is None or outcome.is_cut:
+            return
+        self._agreement.observe(
+            name,
+            counted_tokens=flight.request.prompt_tokens,
+            prompt_tokens=outcome.prompt_tokens,
+            predicted_tokens=flight.predicted_tokens,
+            cached_tokens=outcome.cached_tokens,
+            block_tokens=publishers.block_sizes[0],
+        )
+
+    def warnings(self) -> list[str]:
+        """What the operator should know of caches that are not what their events say."""
+        return self._agreement.warnings()
 
     def deadline(self) -> float | None:
         """When the next unconfirmed blocks expire."""

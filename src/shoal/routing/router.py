@@ -358,6 +358,8 @@ class Router:
         is_prefilled = self._lessons.learn(flight, flight.outcome, self._config.pool.ejection, now)
         if not is_prefilled:
             self._exact.failed(request_id)
+        elif flight.is_exact:
+            self._exact.compare(flight)
         if self._admission is not None:
             self._admission.recorded(flight, flight.outcome, now)
         return self._close(flight) if flight.ended_at is not None else []
@@ -415,5 +417,5 @@ class Router:
             exact_entries=rows,
             exact_bytes=used_bytes,
             exact_budget_bytes=budget_bytes,
-            warnings=[*self._config.warnings],
+            warnings=[*self._config.warnings, *exact.warnings()],
         )
