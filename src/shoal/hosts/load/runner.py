@@ -29,15 +29,18 @@ async def run_load(
     endpoint_header: str = ENDPOINT_HEADER,
     leave_after_s: Callable[[int], float | None] | None = None,
     progress: Progress | None = None,
+    samples: list[Sample] | None = None,
 ) -> LoadReport:
     """Send the whole plan and return what was measured.
 
     arrivals: start of each chat in seconds (open loop); None keeps `plan.concurrency` chats in flight (closed loop).
     leave_after_s: for the n-th request, the seconds after which the client leaves, None to stay.
     progress: called with (requests ended, requests planned) after each.  endpoint_header: response header that
-    names who served.
+    names who served.  samples: filled with each request as it ends.
     """
     run = _Run(plan, url, model, stream, headers, timeout_s, endpoint_header, leave_after_s, progress)
+    if samples is not None:
+        run.samples = samples
     run.began_s = perf_counter()
     with LoopLag() as lag:
         try:
