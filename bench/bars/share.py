@@ -106,7 +106,8 @@ async def _killed_midway(plan: Plan) -> Figure:
     failed = sum(count for kind, count in report.errors.items())
     # A window that is low is over at its end; what is still in flight when all has ended never comes back.
     value = float("inf") if left or failed else max(low) + _WINDOW_S if low else 0.0
-    details = {"usual": usual, "windows": windows, "left_in_flight": left, "errors": report.errors}
+    earlier = _windows([each for each in samples if each.at_s < killed_s], killed_s / 2)
+    details = {"usual": usual, "earlier": earlier, "windows": windows, "left_in_flight": left, "errors": report.errors}
     void = "" if len(windows) >= 3 and len(before) >= 50 else "the load ended too soon to judge"
     return Figure(value=value, void=void, details=details)
 

@@ -160,12 +160,15 @@ def test_what_an_engine_says_of_its_load_is_not_read_while_peers_tell_theirs() -
 def test_after_the_loss_of_a_peer_its_streams_are_seen_in_the_engines_figures_for_a_while() -> None:
     pool = Pool(1)
     pool.now += 100.0
-    told(pool, booking(1))
+    told(pool, booking(1), booking(2), booking(3))
+    pool.feed(PeerJoined("y"))
     pool.feed(PeerLeft("x"))
     pool.now += EXPIRY_S
     pool.feed(Ticked())
     pool.load("e0", running=4.0)
-    assert pool.router._fleet.columns["foreign_requests"][0] == pytest.approx(4.0)
+    assert pool.router._fleet.columns["foreign_requests"][0] == pytest.approx(3.0)
+    pool.load("e0", running=1.0)
+    assert pool.router._fleet.columns["foreign_requests"][0] == pytest.approx(1.0)
     pool.now += 60.0
     pool.load("e0", running=4.0)
     assert pool.router._fleet.columns["foreign_requests"][0] == 0.0

@@ -154,12 +154,18 @@ class Changes:
         foreign = 0.0
         if signals.running is not None and self._started_at is not None:
             seen = signals.running + (signals.waiting or 0.0)
-            # What a lost peer sent goes on behind a gateway, and only the engines know of it then.
-            since = max(self._started_at, self._peers.lost_at)
-            is_blind = self._shares_pool and not self._peers.is_connected
-            share = 1.0 if is_blind else max(0.0, 1.0 - (now - since) / ADOPTION_S)
-            foreign = share * max(0.0, seen - float(self._fleet.columns["inflight_requests"][member.row]))
+            excess = max(0.0, seen - float(self._fleet.columns["inflight_requests"][member.row]))
+            if self._peers.is_connected:
+                # What a lost peer sent goes on behind a gateway, and only the engines know of it then.
+                foreign = _fading(now - self._peers.lost_at) * min(excess, self._peers.orphans(member.endpoint.id))
+            else:
+                foreign = excess if self._shares_pool else _fading(now - self._started_at) * excess
         self._fleet.set_foreign(member, foreign)
+
+
+def _fading(age_s: float) -> float:
+    """How much of a load that only the engines know is still counted, 1 falling to 0."""
+    return max(0.0, 1.0 - age_s / ADOPTION_S)
 
 
 def _went_back(before: float | None, after: float | None) -> bool:

@@ -54,7 +54,7 @@ class Peers:
     lost_at: when bookings of a lost peer expired last, minus infinity before.
     """
 
-    __slots__ = ("_books", "_fleet", "_ignored", "_index", "_lessons", "_peers", "lost_at")
+    __slots__ = ("_books", "_fleet", "_ignored", "_index", "_lessons", "_orphans", "_peers", "lost_at")
 
     def __init__(self, fleet: Fleet, books: Books, index: EstimatedIndex, lessons: Lessons) -> None:
         self._fleet = fleet
@@ -63,6 +63,7 @@ class Peers:
         self._lessons = lessons
         self._peers: dict[str, _Peer] = {}
         self._ignored = 0
+        self._orphans: dict[str, int] = {}
         self.lost_at = float("-inf")
 
     def handle(self, event: PeerEvent, now: float) -> None:
@@ -98,8 +99,14 @@ class Peers:
         for name in gone:
             peer = self._peers.pop(name)
             self.lost_at = now
+            self._orphans.clear()
             for booking in peer.bookings.values():
+                self._orphans[booking.endpoint_id] = self._orphans.get(booking.endpoint_id, 0) + 1
                 self._release(booking, now)
+
+    def orphans(self, endpoint_id: str) -> int:
+        """Requests that the peer lost last had on an endpoint when they expired; they may still run."""
+        return self._orphans.get(endpoint_id, 0)
 
     def endpoint_joined(self, member: Member, now: float) -> None:
         """Count what peers have booked on an endpoint that was not known until now."""
