@@ -213,7 +213,7 @@ def test_garbage_and_other_versions_are_skipped_and_counted(tmp_path: Path) -> N
         first, second = pickers
         circle = first.sharing._circle
         assert circle is not None
-        publisher = circle.voice._publishers[0]
+        publisher = circle.voice._publishers[0].socket
         rng = random.Random(5)
         for _ in range(200):
             publisher.send(bytes(rng.randrange(256) for _ in range(rng.randrange(60))))

@@ -36,7 +36,7 @@ class Voice:
         self._run = run
         self._name = name
         # One pair of sockets for each pair of addresses: keys are for networks alone.
-        self._publishers: list[zmq.Socket[bytes]] = []
+        self._publishers: list[Inbox] = []
         self._answers: list[Inbox] = []
         self._timer: asyncio.TimerHandle | None = None
         self._said_at = 0.0
@@ -46,7 +46,9 @@ class Voice:
 
     def listen(self, said: str, asked: str) -> None:
         """Be heard at a pair of addresses.  Raises OSError."""
-        publisher, answerer = self._wires.open(zmq.PUB), self._wires.open(zmq.ROUTER)
+        # As PUB, and it tells when somebody begins to listen, who then need not wait for the next sign of life.
+        publisher, answerer = self._wires.open(zmq.XPUB), self._wires.open(zmq.ROUTER)
+        publisher.setsockopt(zmq.XPUB_VERBOSE, 1)
         try:
             self._wires.bind(publisher, said)
             self._wires.bind(answerer, asked)
@@ -54,7 +56,7 @@ class Voice:
             publisher.close(0)
             answerer.close(0)
             raise
-        self._publishers.append(publisher)
+        self._publishers.append(Inbox(publisher, self._met))
         inbox = Inbox(answerer, lambda frames: self._answer(inbox, frames))
         self._answers.append(inbox)
 
@@ -74,6 +76,10 @@ class Voice:
         for news in cut(self._outbox.take()):
             self.messages += 1
             self._say(Told(VERSION, self._run, self._name, self.messages, news))
+
+    def _met(self, frames: Frames) -> None:
+        if frames[0][:1] == b"\x01":
+            self._say(Told(VERSION, self._run, self._name, self.messages))
 
     def tick(self) -> None:
         """Give a sign of life when nothing was said for a while."""
@@ -97,7 +103,7 @@ class Voice:
         message = encode(told)
         for publisher in self._publishers:
             with contextlib.suppress(zmq.ZMQError):  # who listens notices the gap
-                publisher.send(message, zmq.NOBLOCK)
+                publisher.socket.send(message, zmq.NOBLOCK)
 
     # ------------------------------------------------------------------ answers
 

@@ -107,11 +107,11 @@ class Inbox:
                 _log.exception("a message of a peer could not be handled")
         self._loop.call_soon(self.look)
 
-    def close(self) -> None:
-        """Stop reading."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Stop reading.  linger_ms: how long what was sent last may take to leave."""
         with contextlib.suppress(OSError, ValueError):
             self._loop.remove_reader(self._descriptor)
-        self.socket.close(0)
+        self.socket.close(linger_ms)
 
 
 def _key_pair(secret: Secret) -> tuple[bytes, bytes]:
