@@ -7,8 +7,6 @@ import asyncio
 from collections.abc import Iterable
 from time import monotonic
 
-import zmq
-
 from shoal.hosts import logs
 from shoal.hosts.driver import Driver
 from shoal.hosts.fleet.resolver import system_lookup
@@ -133,7 +131,7 @@ class Circle:
         for at in range(int(port), int(port) + self._settings.ports, 2):
             try:
                 self.voice.listen(f"tcp://{host}:{at}", f"tcp://{host}:{at + 1}")
-            except (OSError, zmq.ZMQError):
+            except OSError:
                 continue
             _log.info("open to other pools' pickers", at=f"{host}:{at}", answers_at=f"{host}:{at + 1}")
             return

@@ -14,7 +14,7 @@ from shoal.hosts.sharing.messages import VERSION, Answer, Ask, Garbage, OtherVer
 from shoal.hosts.sharing.wires import Frames, Inbox, Wires
 from shoal.routing.events import PeerSynced
 
-FLUSH_S = 0.003
+FLUSH_S = 0.005
 """How long news wait for others: what is told later is decided worse, what is sent singly costs more."""
 
 FLUSH_COUNT = 256

@@ -7,7 +7,7 @@ Does not know what is said.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -54,7 +54,8 @@ class Wires:
                 raise OSError(f"{address}: not without keys")
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys[1])
-        socket.bind(address)
+        with _as_os_error(address):
+            socket.bind(address)
 
     def connect(self, socket: "zmq.Socket[bytes]", address: str) -> None:
         """Dial an address, again and again until it answers; over a network with keys alone.  Raises OSError."""
@@ -64,7 +65,8 @@ class Wires:
             socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys[0])
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys[0])
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys[1])
-        socket.connect(address)
+        with _as_os_error(address):
+            socket.connect(address)
 
     def close(self) -> None:
         """End it once every socket is closed, without waiting for last words."""
@@ -112,6 +114,15 @@ class Inbox:
         with contextlib.suppress(OSError, ValueError):
             self._loop.remove_reader(self._descriptor)
         self.socket.close(linger_ms)
+
+
+@contextlib.contextmanager
+def _as_os_error(address: str) -> Iterator[None]:
+    """ZMQ's errors are no OSErrors, though they mean the same."""
+    try:
+        yield
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, f"{address}: {error.strerror}") from None
 
 
 def _key_pair(secret: Secret) -> tuple[bytes, bytes]:
