@@ -1,0 +1,105 @@
+"""What the messages of one publisher do to the router: payloads in, router events out.
+
+Owns the ledger of one data-parallel rank of an endpoint.  Which message comes when is `publisher`'s.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from shoal.hosts.signals.counts import KvCounts
+from shoal.kernel import InvalidInput
+from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored, Tier
+from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
+from shoal.wire.kvevents import decode
+
+_KINDS: dict[type, tuple[str]] = {KvStored: ("stored",), KvRemoved: ("removed",), KvCleared: ("cleared",)}
+
+
+class Stored(msgspec.Struct, frozen=True):
+    keys: bytes
+    tier: Tier
+    block_size_tokens: int
+
+
+class Removed(msgspec.Struct, frozen=True):
+    keys: bytes
+    tier: Tier
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    pass
+
+
+Change = Stored | Removed | Cleared
+
+
+class KvLedger(Protocol):
+    """Turns an engine's events into changes by our own keys (`prefix.ledger.Ledger`)."""
+
+    def apply(self, events: Iterable[KvEvent]) -> Sequence[Change]:
+        """Take events in order."""
+        ...
+
+
+class Cache:
+    """The cache of one publisher.  make_ledger: a ledger that knows nothing.  feed: takes router events."""
+
+    __slots__ = ("_counts", "_endpoint_id", "_feed", "_is_empty", "_ledger", "_make_ledger", "_rank")
+
+    def __init__(
+        self,
+        endpoint_id: str,
+        rank: int,
+        make_ledger: Callable[[], KvLedger],
+        feed: Callable[[Event], object],
+        counts: KvCounts,
+    ) -> None:
+        self._endpoint_id = endpoint_id
+        self._rank = rank
+        self._make_ledger = make_ledger
+        self._feed = feed
+        self._counts = counts
+        self._ledger = make_ledger()
+        self._is_empty = True
+
+    def apply(self, payload: bytes) -> bool:
+        """Take one message.  Returns whether it says that the cache was emptied."""
+        counts = self._counts
+        counts.messages.add()
+        try:
+            batch = decode(payload)
+        except InvalidInput:
+            counts.skipped.add(("unreadable-message",))
+            return False
+        if batch.skipped:
+            counts.skipped.add(("unreadable-event",), batch.skipped)
+        emptied = False
+        for event in batch.events:
+            kind = type(event)
+            counts.events.add(_KINDS[kind])
+            if kind is KvCleared:
+                emptied = True
+        for change in self._ledger.apply(batch.events):
+            self._tell(change)
+        return emptied
+
+    def clear(self) -> None:
+        """Forget everything, and have the router forget it."""
+        if self._is_empty:
+            return
+        self._is_empty = True
+        self._ledger = self._make_ledger()
+        self._feed(BlocksCleared(self._endpoint_id, self._rank))
+
+    def _tell(self, change: Change) -> None:
+        if isinstance(change, Stored):
+            self._is_empty = False
+            stored = BlocksStored(self._endpoint_id, change.keys, change.tier, change.block_size_tokens, self._rank)
+            self._feed(stored)
+        elif isinstance(change, Removed):
+            self._feed(BlocksRemoved(self._endpoint_id, change.keys, change.tier, self._rank))
+        else:
+            self._is_empty = True
+            self._feed(BlocksCleared(self._endpoint_id, self._rank))
