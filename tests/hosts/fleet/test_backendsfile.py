@@ -134,3 +134,47 @@ def test_any_text_gives_targets_or_a_config_error(text: str) -> None:
     except ConfigError:
         return
     assert all(target.port for target in targets)
+
+
+def test_where_an_engine_publishes_is_a_port_an_address_or_one_for_each_rank() -> None:
+    targets, problems = parse_backends(
+        b"""
+- {url: http://10.0.0.1:8000, kv_events: 5557}
+- {url: http://10.0.0.2:8000, kv_events: [5557, tcp://10.9.9.9:5558], kv_replay: [6557, "6558"]}
+- {url: "http://[fd00::3]:8000", kv_events: 5557, kv_replay: tcp://replays.example:6557}
+- {url: http://10.0.0.4:8000, labels: {shoal.dev/kv-events-port: "5557", shoal.dev/kv-replay-port: "6557"}}
+- {url: http://10.0.0.5:8000, labels: {shoal.dev/kv-events-port: "many"}}
+""",
+        HERE,
+    )
+    assert problems == []
+    sources = [
+        [(source.endpoint, source.replay_endpoint, source.rank) for source in target.endpoint(target.host).kv_sources]
+        for target in targets
+    ]
+    assert sources == [
+        [("tcp://10.0.0.1:5557", "", 0)],
+        [("tcp://10.0.0.2:5557", "tcp://10.0.0.2:6557", 0), ("tcp://10.9.9.9:5558", "tcp://10.0.0.2:6558", 1)],
+        [("tcp://[fd00::3]:5557", "tcp://replays.example:6557", 0)],
+        [("tcp://10.0.0.4:5557", "tcp://10.0.0.4:6557", 0)],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "kv_events: 0",
+        "kv_events: 70000",
+        "kv_events: tcp://*:5557",
+        "kv_events: http://10.0.0.1:5557",
+        "kv_events: tcp://10.0.0.1",
+        "kv_events: {a: 1}",
+        "kv_events: [1, 2], kv_replay: [3]",
+        "kv_replay: 5557",
+    ],
+)
+def test_an_entry_that_cannot_be_subscribed_to_is_left_out(fields: str) -> None:
+    targets, problems = parse_backends(f"- {{url: 'http://10.0.0.1:8000', {fields}}}".encode(), HERE)
+    assert targets == []
+    assert "kv_" in str(problems[0])

@@ -158,7 +158,7 @@ def _bind(socket: "zmq.Socket[Any]", port: int) -> int:
             break
         except zmq.ZMQError:
             time.sleep(0.02)
-    return int(socket.get(zmq.LAST_ENDPOINT).rsplit(b":")[-1].rstrip(b"\0"))
+    return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":")[-1].rstrip("\0"))
 
 
 class PlainLedger:
@@ -223,6 +223,7 @@ class Following:
     def __init__(self, settings: KvSettings = QUICK) -> None:
         self.router = SeenRouter()
         self.subscriber = KvSubscriber(self.router.feed, PlainLedger, settings)
+        self.subscriber.configure(lambda endpoint: endpoint.kv_sources)
 
     def join(self, *sources: KvSource, endpoint_id: str = "e") -> None:
         endpoint = Endpoint(id=endpoint_id, address="127.0.0.1:1", kv_sources=sources)

@@ -1,7 +1,7 @@
 """The backends file: YAML that lists engines, in Shoal's own form or in llm-d's file-discovery form.
 
-Ours is a list of `{url, name, engine, labels, api_key_file, ca_file}`, bare or under `backends:`; llm-d's is
-`endpoints: [{name, namespace, address, port, labels}]`.  Entries of both forms may stand in either place.
+Ours is a list of `{url, name, engine, labels, api_key_file, ca_file, kv_events, kv_replay}`, bare or under `backends:`;
+llm-d's is `endpoints: [{name, namespace, address, port, labels}]`.  Entries of both forms may stand in either place.
 A bad entry is reported with its line and left out; only a file that is no such list at all is an error.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from shoal.hosts.fleet.publishers import addresses, check_pair
 from shoal.hosts.fleet.targets import Target, join_address, parse_url
 from shoal.kernel import ConfigError
 
@@ -29,6 +30,8 @@ class _OurEntry(msgspec.Struct, kw_only=True):
     labels: dict[str, str] | None = None
     api_key_file: str = ""
     ca_file: str = ""
+    kv_events: int | str | list[int | str] | None = None
+    kv_replay: int | str | list[int | str] | None = None
 
 
 class _LlmdEntry(msgspec.Struct, kw_only=True):
@@ -115,7 +118,9 @@ def _target(entry: Any, folder: Path) -> Target:
                 hint = near([str(name)], known) or f"; known are {', '.join(known)}"
                 raise ConfigError(f"unknown field {str(name)[:80]!r}{hint}")
     ours = msgspec.convert(entry, _OurEntry)
-    return parse_url(
+    kv_events, kv_replay = addresses(ours.kv_events, "kv_events"), addresses(ours.kv_replay, "kv_replay")
+    check_pair(kv_events, kv_replay)
+    target = parse_url(
         ours.url,
         name=ours.name,
         engine=ours.engine,
@@ -123,6 +128,7 @@ def _target(entry: Any, folder: Path) -> Target:
         api_key=read_api_key(folder / ours.api_key_file) if ours.api_key_file else "",
         ca_file=str(_existing(folder / ours.ca_file)) if ours.ca_file else "",
     )
+    return msgspec.structs.replace(target, kv_events=kv_events, kv_replay=kv_replay)
 
 
 def near(names: Iterable[str], known: Iterable[str]) -> str:

@@ -46,6 +46,7 @@ class Member:
 
     __slots__ = (
         "_failures",
+        "_has_said_sources",
         "_is_identified",
         "_is_paused",
         "_kit",
@@ -80,6 +81,7 @@ class Member:
         self.is_engine_paused = False
         self._is_paused = False
         self._is_identified = False
+        self._has_said_sources = False
         self._report_wait_s = self._report_due = 0.0
         self._kit = kit
         self._watch_task: asyncio.Task[None] | None = None
@@ -142,6 +144,9 @@ class Member:
         self._is_identified = self._is_identified or bool(target.known_engine)
         if not target.known_engine:
             endpoint = msgspec.structs.replace(endpoint, engine=self.endpoint.engine)
+        if not endpoint.kv_sources and not _names_sources(self.target, self.endpoint):
+            endpoint = msgspec.structs.replace(endpoint, kv_sources=self.endpoint.kv_sources)
+        self._has_said_sources = True
         self.target, self.endpoint = target, endpoint
         self._open()
         self._kit.outbox.put(events.EndpointJoined(endpoint, self.state))
@@ -239,6 +244,8 @@ class Member:
         if is_loading and not self._is_identified:
             self._set_engine(await self._readiness.engine())
             # A page without a known name does not stop an engine from serving; the scraper goes on looking.
+        if is_due and (is_loading or self._has_said_sources):
+            await self._ask_sources()
         await self._readiness.health(self.endpoint.engine)
         if is_due:
             await self.look_at_weights()
@@ -248,6 +255,22 @@ class Member:
         if what:
             log.info(f"{self.url} has other weights: its cache counts as empty", new=what)
             self._kit.outbox.put(events.BlocksCleared(self.endpoint.id))
+
+    async def _ask_sources(self) -> None:
+        """Learn where it publishes KV events, unless the operator says so."""
+        if _names_sources(self.target, self.endpoint):
+            return
+        host = self.endpoint.address.rpartition(":")[0].strip("[]")
+        try:
+            sources = await self._readiness.kv_sources(self.endpoint.engine, host)
+        except Unreachable:
+            # It is asked again; what it said before counts until then.
+            self._has_said_sources = True
+            return
+        self._has_said_sources = bool(sources)
+        if sources != self.endpoint.kv_sources:
+            self.endpoint = msgspec.structs.replace(self.endpoint, kv_sources=sources)
+            self._kit.outbox.put(events.EndpointJoined(self.endpoint, self.state))
 
     def _pass(self) -> None:
         self._failures = 0
@@ -291,6 +314,12 @@ class Member:
 async def _close_after(tasks: list[asyncio.Task[None]], door: EngineDoor) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     await door.close()
+
+
+def _names_sources(target: Target, endpoint: Endpoint) -> bool:
+    """Whether the operator says where the endpoint publishes."""
+    host = endpoint.address.rpartition(":")[0].strip("[]")
+    return bool(target.endpoint(host).kv_sources)
 
 
 def _cancel(task: asyncio.Task[None] | None) -> None:

@@ -1,4 +1,4 @@
-"""Whether an engine can serve, which kind it is, and what it serves.
+"""Whether an engine can serve, which kind it is, what it serves, and where it publishes KV events.
 
 Ready means: `/v1/models` names a model, and the engine's cheapest health path answers.  SGLang's `/health` runs
 a generation, so `/model_info` is asked there; engines without a health path (llama.cpp) go by their models.
@@ -9,7 +9,9 @@ from shoal.hosts.fleet.door import EngineDoor, Unreachable
 from shoal.hosts.fleet.pace import Pace
 from shoal.kernel import InvalidInput
 from shoal.pool import ServedModel
+from shoal.pool.kvevents import KvSource
 from shoal.wire import parse_models
+from shoal.wire.kvsources import parse_event_sources, parse_server_info
 
 MAX_METRICS_BYTES = 4 << 20
 MAX_MODELS_BYTES = 1 << 20
@@ -64,6 +66,24 @@ class Readiness:
             return detect_engine(await self._call("/metrics", MAX_METRICS_BYTES))
         except Unreachable:
             return ""
+
+    async def kv_sources(self, engine: str, host: str) -> tuple[KvSource, ...]:
+        """Ask the engine where it publishes KV events; none when it does not, or cannot say.
+
+        host: IP literal of the endpoint.  Raises Unreachable when it may say another time.
+        """
+        is_sglang = engine == "sglang"
+        try:
+            path, limit_bytes = ("/server_info", MAX_MODELS_BYTES) if is_sglang else ("/kv_event_sources", 1 << 16)
+            body = await self._call(path, limit_bytes)
+        except Unreachable as error:
+            if 400 <= error.status < 500:
+                return ()
+            raise
+        try:
+            return parse_server_info(body, host) if is_sglang else parse_event_sources(body, host)
+        except InvalidInput:
+            return ()
 
     async def health(self, engine: str) -> None:
         """Ask the engine whether it is well, by the cheapest path that it has."""

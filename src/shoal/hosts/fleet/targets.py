@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from shoal.hosts.fleet.publishers import sources
 from shoal.kernel import ConfigError
 from shoal.pool import Endpoint
 
@@ -28,7 +29,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     host: IP literal without brackets, or a lower-case name.  name: chosen by the operator, "" for none.
     engine: one of ENGINES, "" to find it out.  api_key: sent as `Authorization: Bearer`.  ca_file: PEM that signs
-    the engine's certificate, "" for the system's.  is_tls: dial with TLS.
+    the engine's certificate, "" for the system's.  is_tls: dial with TLS.  kv_events, kv_replay: where it publishes,
+    a port or an address for each rank; none to ask the engine.
     """
 
     host: str
@@ -39,6 +41,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     api_key: str = ""
     ca_file: str = ""
+    kv_events: tuple[str, ...] = ()
+    kv_replay: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Target({self.url!r}, name={self.name!r})"
@@ -69,7 +73,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         else:
             endpoint_id = address
         engine = self.known_engine or DEFAULT_ENGINE
-        return Endpoint(id=endpoint_id, address=address, engine=engine, labels=self.labels, is_tls=self.is_tls)
+        return Endpoint(
+            id=endpoint_id,
+            address=address,
+            engine=engine,
+            labels=self.labels,
+            is_tls=self.is_tls,
+            kv_sources=sources(self.kv_events, self.kv_replay, self.labels, ip),
+        )
 
 
 def parse_url(

@@ -6,6 +6,7 @@ message says is read in `wire`, what it means for the blocks of an engine in `pr
 
 from shoal.hosts.signals.cache import KvLedger
 from shoal.hosts.signals.settings import KvSettings
+from shoal.hosts.signals.sources import sources_of
 from shoal.hosts.signals.subscriber import KvSubscriber
 
-__all__ = ["KvLedger", "KvSettings", "KvSubscriber"]
+__all__ = ["KvLedger", "KvSettings", "KvSubscriber", "sources_of"]

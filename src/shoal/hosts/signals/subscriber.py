@@ -34,9 +34,10 @@ Sources = Callable[[Endpoint], tuple[KvSource, ...]]
 class _Followed:
     """One endpoint.  told: the state that the router knows."""
 
-    __slots__ = ("connections", "is_telling", "model", "sources", "told")
+    __slots__ = ("connections", "endpoint", "is_telling", "model", "sources", "told")
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self.sources: tuple[KvSource, ...] = ()
         self.model = ""
         self.connections: list[Connection] = []
@@ -48,7 +49,7 @@ class KvSubscriber:
     """Follows the publishers of a fleet.
 
     feed: takes router events, `Driver.feed`.  make_ledger: a ledger that knows nothing, for the name of a base model.
-    sources: where an endpoint publishes; its `kv_sources` by default.  All calls belong on the running event loop.
+    It follows nobody before `configure`.  All calls belong on the running event loop.
     """
 
     def __init__(
@@ -56,17 +57,29 @@ class KvSubscriber:
         feed: Callable[[Event], object],
         make_ledger: Callable[[str], KvLedger],
         settings: KvSettings | None = None,
-        sources: Sources = lambda endpoint: endpoint.kv_sources,
     ) -> None:
         settings = settings or KvSettings()
         self._feed = feed
         self._make_ledger = make_ledger
-        self._sources = sources
+        self._sources: Sources | None = None
         self._counts = KvCounts()
         self._sockets = Sockets(settings)
         self._kit = Kit(self._sockets, Pump(settings.slice_s), Slots(settings.replays), settings, self._counts)
         self._followed: dict[str, _Followed] = {}
         self._owners: dict[str, str] = {}
+
+    def configure(self, sources: Sources | None) -> None:
+        """Follow what `sources` names of each endpoint, or nobody any more for None.
+
+        A router forgets all blocks when it is told to keep none; so each time they are wanted again, all is read anew.
+        """
+        if sources is None:
+            for followed in self._followed.values():
+                self._drop_connections(followed)
+                followed.sources, followed.told = (), KvState.NONE
+        self._sources = sources
+        for followed in self._followed.values():
+            self._join(followed.endpoint)
 
     def observe(self, event: Event) -> None:
         """Take one event of the fleet, before the router does.  What follows for the router comes later."""
@@ -101,8 +114,9 @@ class KvSubscriber:
     def _join(self, endpoint: Endpoint) -> None:
         followed = self._followed.get(endpoint.id)
         if followed is None:
-            followed = self._followed[endpoint.id] = _Followed()
-        sources = self._sources(endpoint)[:MAX_RANKS]
+            followed = self._followed[endpoint.id] = _Followed(endpoint)
+        followed.endpoint = endpoint
+        sources = self._sources(endpoint)[:MAX_RANKS] if self._sources is not None else ()
         if sources != followed.sources:
             followed.sources = sources
             self._connect(endpoint.id, followed)
