@@ -12,9 +12,9 @@ import msgspec
 import zmq
 
 from shoal.hosts.signals import KvSettings, KvSubscriber
-from shoal.hosts.signals.cache import Change, Cleared, Removed, Stored
 from shoal.pool import Endpoint, ServedModel
 from shoal.pool.kvevents import KvEvent, KvRemoved, KvSource, KvState, KvStored
+from shoal.prefix.ledger import Change, Cleared, Removed, Stored
 from shoal.routing.events import (
     BlocksCleared,
     BlocksRemoved,
@@ -34,6 +34,7 @@ QUICK = KvSettings(
     retry_s=0.02,
     cool_down_s=0.4,
     warm_up_s=60.0,
+    check_s=0.2,
 )
 END = b"\xff" * 8
 
@@ -60,21 +61,24 @@ def payload(*events: Any, ts: float = 1.0) -> bytes:
 class ScriptedPublisher:
     """PUB and ROUTER as vLLM has them, to be used with `with` or closed.
 
-    buffer: batches kept for replays.  has_topic_frame: as vLLM from 0.26.  reply_pause_s: before each reply.
+    buffer: batches kept for replays.  send_messages: live ones that wait, past which they are
+    dropped.  has_topic_frame: as vLLM from 0.26.  reply_pause_s: before each reply.
     is_mute: the ROUTER never answers.  ends: whether replays end with the marker.
     """
 
-    def __init__(self, port: int = 0, replay_port: int = 0, *, buffer: int = 10_000, topic: str = "kv@m") -> None:
+    def __init__(
+        self, port: int = 0, replay_port: int = 0, *, buffer: int = 10_000, send_messages: int = 100_000
+    ) -> None:
         self.context = zmq.Context[Any]()
         self._publisher = self.context.socket(zmq.PUB)
         self._publisher.set(zmq.LINGER, 0)
-        self._publisher.set(zmq.SNDHWM, 100_000)
+        self._publisher.set(zmq.SNDHWM, send_messages)
         self._router = self.context.socket(zmq.ROUTER)
         self._router.set(zmq.LINGER, 0)
         self._router.set(zmq.SNDHWM, 100_000)
         self.port = _bind(self._publisher, port)
         self.replay_port = _bind(self._router, replay_port)
-        self.topic = topic.encode()
+        self.topic = b"kv@m"
         self.sequence = -1
         self.kept: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self.has_topic_frame = True

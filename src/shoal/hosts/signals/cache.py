@@ -6,33 +6,14 @@ Owns the ledger of one data-parallel rank of an endpoint.  Which message comes w
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-import msgspec
-
 from shoal.hosts.signals.counts import KvCounts
 from shoal.kernel import InvalidInput
-from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored, Tier
+from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored
+from shoal.prefix.ledger import Change, Removed, Stored
 from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
 from shoal.wire.kvevents import decode
 
 _KINDS: dict[type, tuple[str]] = {KvStored: ("stored",), KvRemoved: ("removed",), KvCleared: ("cleared",)}
-
-
-class Stored(msgspec.Struct, frozen=True):
-    keys: bytes
-    tier: Tier
-    block_size_tokens: int
-
-
-class Removed(msgspec.Struct, frozen=True):
-    keys: bytes
-    tier: Tier
-
-
-class Cleared(msgspec.Struct, frozen=True):
-    pass
-
-
-Change = Stored | Removed | Cleared
 
 
 class KvLedger(Protocol):
@@ -46,7 +27,7 @@ class KvLedger(Protocol):
 class Cache:
     """The cache of one publisher.  make_ledger: a ledger that knows nothing.  feed: takes router events."""
 
-    __slots__ = ("_counts", "_endpoint_id", "_feed", "_is_empty", "_ledger", "_make_ledger", "_rank")
+    __slots__ = ("_counts", "_endpoint_id", "_feed", "_is_empty", "_ledger", "_make_ledger", "_pending", "_rank")
 
     def __init__(
         self,
@@ -63,9 +44,13 @@ class Cache:
         self._counts = counts
         self._ledger = make_ledger()
         self._is_empty = True
+        self._pending: list[KvEvent] = []
 
     def apply(self, payload: bytes) -> bool:
-        """Take one message.  Returns whether it says that the cache was emptied."""
+        """Take one message; the router hears of it with the next `flush`.
+
+        Returns whether it says that the cache was emptied.
+        """
         counts = self._counts
         counts.messages.add()
         try:
@@ -81,17 +66,23 @@ class Cache:
             counts.events.add(_KINDS[kind])
             if kind is KvCleared:
                 emptied = True
-        for change in self._ledger.apply(batch.events):
-            self._tell(change)
+        self._pending += batch.events
         return emptied
+
+    def flush(self) -> None:
+        """Tell the router what the messages since the last time change in all: together they cost far less."""
+        if self._pending:
+            pending, self._pending = self._pending, []
+            for change in self._ledger.apply(pending):
+                self._tell(change)
 
     def clear(self) -> None:
         """Forget everything, and have the router forget it."""
-        if self._is_empty:
-            return
-        self._is_empty = True
+        self._pending.clear()
         self._ledger = self._make_ledger()
-        self._feed(BlocksCleared(self._endpoint_id, self._rank))
+        if not self._is_empty:
+            self._is_empty = True
+            self._feed(BlocksCleared(self._endpoint_id, self._rank))
 
     def _tell(self, change: Change) -> None:
         if isinstance(change, Stored):

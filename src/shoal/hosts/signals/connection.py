@@ -47,7 +47,8 @@ class Connection:
 
     __slots__ = (
         *(
-            "_changed",
+            "_cache",
+            "_checked",
             "_cool_down_s",
             "_kit",
             "_monitor",
@@ -56,6 +57,7 @@ class Connection:
             "_quiet_until",
             "_replay",
             "_settling",
+            "_seen",
             "_socket",
         ),
         *("_timers", "_was_connected", "source"),
@@ -65,7 +67,7 @@ class Connection:
         self.source = source
         self._name = name
         self._kit = kit
-        self._changed = changed
+        self._cache = cache
         self._replay: Replay | None = None
         self._was_connected = False
         self._quiet_until = 0.0
@@ -77,6 +79,7 @@ class Connection:
             kit.settings,
             ask=self._ask,
             stop=self._stop_replay,
+            pause=lambda is_paused: kit.pump.pause(self._socket, is_paused),
             changed=changed,
             warm=self._warm,
             has_replay=bool(source.replay_endpoint),
@@ -90,8 +93,11 @@ class Connection:
             self._monitor.close(linger=0)
             self._socket.close(linger=0)
             raise
+        # Last sequence number: at the last look, and when the engine was last asked whether there was more.
+        self._seen = self._checked = -1
+        self._later("check", kit.settings.check_s, self._check)
         kit.pump.add(self._monitor, self._on_monitor)
-        kit.pump.add(self._socket, self._on_message)
+        kit.pump.add(self._socket, self._on_message, self.rest)
 
     @property
     def state(self) -> KvState:
@@ -164,13 +170,16 @@ class Connection:
         self._kit.counts.replays.add(("complete",))
         self._cool_down_s = self._kit.settings.cool_down_s
         self._publisher.replay_ended()
+        self.rest()
 
     def failed(self, reason: str) -> None:
         """The replay stopped before its end."""
         self._replay = None
         settings = self._kit.settings
         self._kit.counts.replays.add((reason,))
-        if self._publisher.replay_failed():
+        is_tried_again = self._publisher.replay_failed()
+        self.rest()
+        if is_tried_again:
             self._later("retry", settings.retry_s, self._publisher.retry)
             return
         log.warning(
@@ -182,6 +191,18 @@ class Connection:
         )
         self._later("cool-down", self._cool_down_s, self._publisher.allow_replay)
         self._cool_down_s = min(2 * self._cool_down_s, settings.cool_down_most_s)
+
+    def _check(self) -> None:
+        self._later("check", self._kit.settings.check_s, self._check)
+        last = self._publisher.last
+        if last == self._seen and last != self._checked:
+            self._checked = last
+            self._publisher.check()
+        self._seen = last
+
+    def rest(self) -> None:
+        """No more comes in this turn of the loop."""
+        self._cache.flush()
 
     # ------------------------------------------------------------------ notes of the publisher
 

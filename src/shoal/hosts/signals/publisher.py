@@ -1,10 +1,9 @@
 """What is known of one publisher of KV events: which message comes next, and whether anything was missed.
 
-Owns the sequence of one data-parallel rank: gaps, restarts, duplicates, what waits for the end of a replay, and how far
-the view can be trusted.  Sockets and time-outs are `connection` and `replay`; what a message says is its applier's.
+Owns the sequence of one data-parallel rank: gaps, restarts, duplicates, when a replay is needed, and how far the view
+can be trusted.  Sockets and time-outs are `connection` and `replay`; what a message says is its applier's.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -47,14 +46,16 @@ class Publisher:
     """One publisher.
 
     ask: called with the first sequence number wanted; answered by `replied`, `replay_ended` or `replay_failed`.  stop:
-    ends a replay without any of them.  changed: called when `state` is another.  warm: called with True to have `trust`
+    ends a replay without any of them.  pause: called with True when live messages have to wait for the end of a replay,
+    with False when they may come.  changed: called when `state` is another.  warm: called with True to have `trust`
     called once nothing more was missed for a while, with False when that is not wanted any more.
     """
 
     __slots__ = (
-        *("_applier", "_ask", "_changed", "_has_replay", "_has_replied", "_held", "_held_bytes", "_is_connected"),
-        *("_is_rebuilding", "_is_replaying", "_is_unsure", "_last", "_last_live", "_last_payload", "_may_replay"),
-        *("_missed", "_notes", "_overflowed", "_progress", "_settings", "_stop", "_tries", "_warm", "state"),
+        *("_applier", "_ask", "_changed", "_has_replay", "_has_replied", "_is_checking", "_is_connected"),
+        *("_is_rebuilding",),
+        *("_is_replaying", "_is_unsure", "_last", "_last_live", "_last_payload", "_may_replay", "_missed", "_notes"),
+        *("_pause", "_progress", "_settings", "_stop", "_tries", "_waiting", "_warm", "state"),
     )
 
     def __init__(
@@ -65,6 +66,7 @@ class Publisher:
         *,
         ask: Callable[[int], None],
         stop: Callable[[], None],
+        pause: Callable[[bool], None],
         changed: Callable[[], None],
         warm: Callable[[bool], None],
         has_replay: bool,
@@ -74,6 +76,7 @@ class Publisher:
         self._settings = settings
         self._ask = ask
         self._stop = stop
+        self._pause = pause
         self._changed = changed
         self._warm = warm
         self._has_replay = self._may_replay = has_replay
@@ -83,10 +86,10 @@ class Publisher:
         self._last_payload = b""
         # missed: the view lacks events for good.  unsure: it may, since the stream was cut.
         self._missed, self._is_unsure = True, False
-        self._is_replaying = self._is_rebuilding = self._has_replied = self._progress = self._overflowed = False
+        self._is_replaying = self._is_rebuilding = self._is_checking = self._has_replied = self._progress = False
         self._tries = 0
-        self._held: deque[tuple[int, bytes]] = deque()
-        self._held_bytes = 0
+        # The live message that showed that some are missing.
+        self._waiting: tuple[int, bytes] | None = None
 
     # ------------------------------------------------------------------ the live stream
 
@@ -111,7 +114,7 @@ class Publisher:
 
     def received(self, sequence: int, payload: bytes) -> None:
         """One live message."""
-        if sequence == self._last + 1 and sequence > self._last_live and not self._is_replaying:
+        if sequence == self._last + 1 and sequence > self._last_live:
             self._last_live = sequence
             self._take(sequence, payload)
             if self.state is not KvState.FRESH:
@@ -120,7 +123,6 @@ class Publisher:
             self._out_of_order(sequence, payload)
 
     def _in_order(self, sequence: int) -> None:
-        self._is_connected = True
         if sequence == 0:
             self._missed = False
         if not self._may_replay:
@@ -128,41 +130,42 @@ class Publisher:
         self._settle()
 
     def _out_of_order(self, sequence: int, payload: bytes) -> None:
-        self._is_connected = True
         if sequence <= self._last_live:
             # Within one stream numbers only rise: another process has begun to count anew.
             self._restart()
             self.received(sequence, payload)
             return
         self._last_live = sequence
-        if self._is_replaying:
-            self._hold(sequence, payload)
-        elif sequence <= self._last:
+        if sequence <= self._last:
             # A replay was faster than the live stream.
             self._notes.dropped("duplicate")
-        elif self._may_replay:
-            self._hold(sequence, payload)
-            self._replay()
-        else:
+        elif not self._may_replay:
             self._lose("unreplayed")
             self._take(sequence, payload)
             self._settle()
-
-    def _hold(self, sequence: int, payload: bytes) -> None:
-        """Keep a live message until the replay is over; the next replay brings again what finds no room."""
-        settings = self._settings
-        has_room = len(self._held) < settings.held_messages and self._held_bytes + len(payload) <= settings.held_bytes
-        if self._overflowed or not has_room:
-            self._overflowed = True
-            self._notes.dropped("no-room")
-            return
-        self._held.append((sequence, payload))
-        self._held_bytes += len(payload)
+        elif self._is_connected:
+            self._waiting = sequence, payload
+            self._replay()
+        else:
+            # What is left of a stream that is cut; the replay after the next connection brings it.
+            self._notes.dropped("cut")
 
     # ------------------------------------------------------------------ replays
 
+    @property
+    def last(self) -> int:
+        """Sequence number of the last message that was applied, -1 for none."""
+        return self._last
+
+    def check(self) -> None:
+        """Find out whether the last messages were lost, which nothing shows until another one comes."""
+        if self.state is KvState.FRESH and self._may_replay:
+            self._is_checking = True
+            self._replay()
+
     def _replay(self) -> None:
         self._is_replaying, self._has_replied, self._progress = True, False, False
+        self._pause(True)
         self._settle()
         # From the last message on, not the one after it: if it is another one now, another process publishes here.
         self._ask(0 if self._is_rebuilding else max(self._last, 0))
@@ -183,6 +186,9 @@ class Publisher:
         if sequence <= self._last:
             return
         self._progress = True
+        if self._is_checking:
+            self._is_checking = False
+            self._settle()
         if sequence > self._last + 1:
             # The engine keeps no more than this.  What it still holds of before is seldom asked for.
             self._notes.gap("not-kept" if self._last >= 0 else "began-later")
@@ -205,7 +211,7 @@ class Publisher:
             self._missed = False
         self._is_unsure = False
         self._tries = 0 if self._progress else self._tries + 1
-        self._release()
+        self._go_on()
 
     def replay_failed(self) -> bool:
         """The replay did not come to its end.  Returns whether to call `retry` in a while; else it is given up."""
@@ -214,7 +220,7 @@ class Publisher:
             return True
         self._may_replay = False
         self._is_unsure = True
-        self._release()
+        self._go_on()
         return False
 
     def retry(self) -> None:
@@ -229,25 +235,20 @@ class Publisher:
             self._is_rebuilding = self._missed
             self._replay()
 
-    def _release(self) -> None:
-        """Take what waited for the end of the replay, as far as it follows on."""
-        self._is_replaying = self._is_rebuilding = False
-        while self._held:
-            sequence, payload = self._held[0]
-            if sequence > self._last + 1:
-                if self._may_replay and self._tries < self._settings.replay_tries:
-                    self._replay()
-                    return
-                self._lose("unreplayed")
-            self._held.popleft()
-            self._held_bytes -= len(payload)
-            if sequence > self._last:
-                self._take(sequence, payload)
-        overflowed, self._overflowed = self._overflowed, False
-        if overflowed and self._may_replay and self._tries < self._settings.replay_tries:
-            self._replay()
-            return
+    def _go_on(self) -> None:
+        """Return to the live stream, first to the message that waits."""
+        waiting = self._waiting
+        if waiting is not None and waiting[0] > self._last + 1:
+            if self._may_replay and self._tries < self._settings.replay_tries:
+                self._replay()
+                return
+            self._lose("unreplayed")
+        self._waiting = None
+        self._is_replaying = self._is_rebuilding = self._is_checking = False
         self._tries = 0
+        if waiting is not None and waiting[0] > self._last:
+            self._take(*waiting)
+        self._pause(False)
         self._settle()
 
     # ------------------------------------------------------------------ what is known
@@ -279,14 +280,13 @@ class Publisher:
         self._last, self._last_payload = _NOTHING, b""
 
     def _abandon(self) -> None:
-        """End a replay that is under way, and drop what waits for its end."""
+        """End a replay that is under way."""
         if self._is_replaying:
-            self._is_replaying = False
+            self._is_replaying = self._is_rebuilding = self._is_checking = False
             self._stop()
-        self._is_rebuilding = self._overflowed = False
+            self._pause(False)
+        self._waiting = None
         self._tries = 0
-        self._held.clear()
-        self._held_bytes = 0
 
     def trust(self) -> None:
         """Events have come without a gap for so long that what was missed before does not matter any more."""
@@ -299,7 +299,7 @@ class Publisher:
             self._warm(False)
         if not self._is_connected:
             state = KvState.STALE
-        elif self._is_replaying:
+        elif self._is_replaying and not self._is_checking:
             state = KvState.CATCHING_UP
         else:
             state = KvState.STALE if self._missed or self._is_unsure else KvState.FRESH

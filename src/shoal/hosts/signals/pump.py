@@ -17,18 +17,19 @@ log = Log("kvevents")
 
 Receive = Callable[[list[bytes]], None]
 # A socket gives way to the next one after so many messages, so a flood from one engine delays no other's events.
-_TURN_MESSAGES = 32
+_TURN_MESSAGES = 128
 _MAX_FRAMES = 8
 
 
 class _Inlet:
-    """One socket in service.  is_queued: whether it waits for its turn."""
+    """One socket in service.  is_queued: whether it waits for its turn.  is_open: whether it may be served."""
 
-    __slots__ = ("is_open", "is_queued", "receive", "socket")
+    __slots__ = ("is_open", "is_queued", "receive", "rest", "socket")
 
-    def __init__(self, socket: "zmq.Socket[bytes]", receive: Receive) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", receive: Receive, rest: Callable[[], None] | None) -> None:
         self.socket = socket
         self.receive = receive
+        self.rest = rest
         self.is_queued = False
         self.is_open = True
 
@@ -45,19 +46,25 @@ class Pump:
         self._ready: deque[_Inlet] = deque()
         self._handle: asyncio.Handle | None = None
 
-    def add(self, socket: "zmq.Socket[bytes]", receive: Receive) -> None:
-        """Call `receive` with each message of `socket`, until it is closed."""
+    def add(self, socket: "zmq.Socket[bytes]", receive: Receive, rest: Callable[[], None] | None = None) -> None:
+        """Call `receive` with each message of `socket`, until it is closed; `rest` after each turn that it had."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        inlet = self._inlets[socket] = _Inlet(socket, receive)
+        inlet = self._inlets[socket] = _Inlet(socket, receive, rest)
         self._loop.add_reader(socket.FD, self._queue, inlet)
         # The descriptor tells of changes only, and one may have come before the reader did.
         self._queue(inlet)
 
-    def look(self, socket: "zmq.Socket[bytes]") -> None:
-        """Serve `socket` though its descriptor may stay silent, as after a send."""
+    def pause(self, socket: "zmq.Socket[bytes]", is_paused: bool) -> None:
+        """Leave messages where they are, in `socket` and with its peer, until it is called again with False."""
         inlet = self._inlets.get(socket)
-        if inlet is not None:
+        if inlet is None or self._loop is None or inlet.is_open is not is_paused:
+            return
+        inlet.is_open = not is_paused
+        if is_paused:
+            self._loop.remove_reader(socket.FD)
+        else:
+            self._loop.add_reader(socket.FD, self._queue, inlet)
             self._queue(inlet)
 
     def close(self, socket: "zmq.Socket[bytes]") -> None:
@@ -65,6 +72,7 @@ class Pump:
         inlet = self._inlets.pop(socket, None)
         if inlet is not None and self._loop is not None:
             inlet.is_open = False
+            inlet.rest = None
             self._loop.remove_reader(socket.FD)
         socket.close(linger=0)
 
@@ -89,6 +97,8 @@ class Pump:
             if inlet.is_open and not self._serve(inlet, until) and inlet.is_open:
                 inlet.is_queued = True
                 ready.append(inlet)
+            if inlet.rest is not None:
+                inlet.rest()
             if time.perf_counter() >= until:
                 break
         if ready:

@@ -33,6 +33,10 @@ class Listener(Protocol):
         """It stopped before its end.  reason: a word for metrics."""
         ...
 
+    def rest(self) -> None:
+        """No more comes in this turn of the loop."""
+        ...
+
 
 class Slots:
     """How many replays run at once.  Waiting ones get their turn in order."""
@@ -128,7 +132,7 @@ class Replay:
         except zmq.ZMQError:
             self._loop.call_soon(self._fail, "zmq-error")
             return
-        self._pump.add(self._socket, self._received)
+        self._pump.add(self._socket, self._received, self._listener.rest)
 
     def _received(self, frames: list[bytes]) -> None:
         try:

@@ -2,16 +2,15 @@
 
 import msgspec
 
-MiB = 1 << 20
-
 
 class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How streams of KV events are followed; all times in seconds."""
 
     slice_s: float = 0.002
     """Longest time that events may take before the loop turns to requests."""
-    receive_messages: int = 50_000
-    """Messages of one publisher that wait in this process before they are dropped (and replayed later)."""
+    receive_messages: int = 10_000
+    """Messages of one publisher that wait in this process; past it they wait with the engine, which drops what is too
+    much, and that is replayed."""
     replay_receive_messages: int = 1000
     """Replies of a replay that wait here; past it the engine's side waits."""
     reconnect_s: float = 0.1
@@ -40,7 +39,5 @@ class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Longest cool-down."""
     warm_up_s: float = 120.0
     """After something was missed for good, events without a further gap for this long make the view good again."""
-    held_messages: int = 20_000
-    """Live messages of one publisher that wait for the end of a replay."""
-    held_bytes: int = 64 * MiB
-    """Their bytes."""
+    check_s: float = 10.0
+    """After a stream was quiet for this long, the engine is asked once whether there was more."""
