@@ -13,7 +13,11 @@ from shoal.prefix.ledger import Change, Removed, Stored
 from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
 from shoal.wire.kvevents import decode
 
-_KINDS: dict[type, tuple[str]] = {KvStored: ("stored",), KvRemoved: ("removed",), KvCleared: ("cleared",)}
+_KINDS: tuple[tuple[type[KvEvent], tuple[str]], ...] = (
+    (KvStored, ("stored",)),
+    (KvRemoved, ("removed",)),
+    (KvCleared, ("cleared",)),
+)
 
 
 class KvLedger(Protocol):
@@ -27,7 +31,17 @@ class KvLedger(Protocol):
 class Cache:
     """The cache of one publisher.  make_ledger: a ledger that knows nothing.  feed: takes router events."""
 
-    __slots__ = ("_counts", "_endpoint_id", "_feed", "_is_empty", "_ledger", "_make_ledger", "_pending", "_rank")
+    __slots__ = (
+        "_counts",
+        "_endpoint_id",
+        "_feed",
+        "_is_empty",
+        "_ledger",
+        "_make_ledger",
+        "_messages",
+        "_pending",
+        "_rank",
+    )
 
     def __init__(
         self,
@@ -45,34 +59,32 @@ class Cache:
         self._ledger = make_ledger()
         self._is_empty = True
         self._pending: list[KvEvent] = []
+        self._messages = 0
 
     def apply(self, payload: bytes) -> bool:
         """Take one message; the router hears of it with the next `flush`.
 
         Returns whether it says that the cache was emptied.
         """
-        counts = self._counts
-        counts.messages.add()
+        self._messages += 1
         try:
             batch = decode(payload)
         except InvalidInput:
-            counts.skipped.add(("unreadable-message",))
+            self._counts.skipped.add(("unreadable-message",))
             return False
         if batch.skipped:
-            counts.skipped.add(("unreadable-event",), batch.skipped)
-        emptied = False
-        for event in batch.events:
-            kind = type(event)
-            counts.events.add(_KINDS[kind])
-            if kind is KvCleared:
-                emptied = True
+            self._counts.skipped.add(("unreadable-event",), batch.skipped)
         self._pending += batch.events
-        return emptied
+        return KvCleared in map(type, batch.events)
 
     def flush(self) -> None:
         """Tell the router what the messages since the last time change in all: together they cost far less."""
+        if self._messages:
+            self._counts.messages.add(amount=self._messages)
+            self._messages = 0
         if self._pending:
             pending, self._pending = self._pending, []
+            self._count(pending)
             for change in self._ledger.apply(pending):
                 self._tell(change)
 
@@ -83,6 +95,12 @@ class Cache:
         if not self._is_empty:
             self._is_empty = True
             self._feed(BlocksCleared(self._endpoint_id, self._rank))
+
+    def _count(self, events: list[KvEvent]) -> None:
+        kinds = list(map(type, events))
+        for kind, key in _KINDS:
+            if count := kinds.count(kind):
+                self._counts.events.add(key, count)
 
     def _tell(self, change: Change) -> None:
         if isinstance(change, Stored):

@@ -129,9 +129,10 @@ class Pump:
 
 def _receive(socket: "zmq.Socket[bytes]") -> list[bytes]:
     """Return the frames of the next message, no more than a message of ours can have.  Raises zmq.Again."""
-    frames = [socket.recv(zmq.NOBLOCK)]
-    while socket.getsockopt(zmq.RCVMORE):
-        frame = socket.recv(zmq.NOBLOCK)
+    receive, option = socket.recv, socket.getsockopt
+    frames = [receive(zmq.NOBLOCK)]
+    while option(zmq.RCVMORE):
+        frame = receive(zmq.NOBLOCK)
         if len(frames) < _MAX_FRAMES:
             frames.append(frame)
     return frames
