@@ -26,12 +26,15 @@ from shoal.hosts.journal import JournalWriter
 from shoal.hosts.keys import KeyRing
 from shoal.hosts.picker import Picker
 from shoal.hosts.sharing import Sharing, read_secret
+from shoal.hosts.signals import KvSubscriber, sources_of
 from shoal.hosts.tokens import EngineList, settings_of
 from shoal.hosts.tracing import Tracer
 from shoal.hosts.workerpages import WorkerAdmin
 from shoal.kernel import Chance, ConfigError, ShoalError
 from shoal.measures import Fold
 from shoal.prefix import BLOCK_TOKENS, MAX_BLOCKS, BlockHasher
+from shoal.prefix.ledger import Ledger
+from shoal.prefix.tokens import TokenHasher
 from shoal.routing import Account, Configured, Event, Router
 from shoal.routing.commands import Cut
 from shoal.routing.config import RouterConfig, load
@@ -72,6 +75,9 @@ class Worker:
         secret = read_secret(Path(sharing.secret_file)) if sharing.secret_file else None
         name = f"{socket.gethostname()}/{options.picker_id}"
         self.sharing = Sharing(self.driver, run, name, sharing, secret)
+        tokens = TokenHasher(int(options.hash_key, 16))
+        self.kv = KvSubscriber(self.driver.feed, lambda model: Ledger(tokens, model))
+        self._follow_caches()
         self._stopped = asyncio.Event()
 
     # ------------------------------------------------------------------ for those who build on it
@@ -94,7 +100,7 @@ class Worker:
 
     def _pages(self) -> WorkerAdmin:
         """The admin pages."""
-        return WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing, self._cut)
+        return WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing, self._cut, self.kv)
 
     # ------------------------------------------------------------------ inside
 
@@ -124,11 +130,18 @@ class Worker:
         if isinstance(event, Configured):
             self._config = load(event.text, "reload")
             self.picker.configure(self._config)
+            self._follow_caches()
             try:
                 self._fetch_tokens()
             except ConfigError as error:
                 log.error("prompts go by the estimate: %s", error)
         self._engines.on_event(event)
+        self.kv.observe(event)
+
+    def _follow_caches(self) -> None:
+        """Read the KV events of engines where their exact caches are wanted."""
+        precise = self._config.precise
+        self.kv.configure(sources_of(precise.kv_events_config) if precise is not None else None)
 
     def _fetch_tokens(self) -> None:
         """Make what fetches tokens, or configure it.  Raises ConfigError when it cannot be made."""
@@ -139,7 +152,6 @@ class Worker:
             self._tokens.configure(settings)
             return
         from shoal.hosts.tokens.service import Tokenizers
-        from shoal.prefix.tokens import TokenHasher
 
         hasher = TokenHasher(int(self._options.hash_key, 16))
         self._tokens = self.picker.tokens = Tokenizers(hasher, settings, self._engines)
@@ -170,6 +182,7 @@ class Worker:
             if self._tokens is not None:
                 await self._tokens.close()
             self.sharing.close()
+            self.kv.close()
             await admin.cleanup()
             self.driver.close()
             self._tracer.close()

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from shoal.hosts.picker import Picker
 from shoal.hosts.sharing import Places, Sharing
+from shoal.hosts.signals import KvSubscriber
 from shoal.measures import Family, render
 from shoal.routing import Event, Refuse
 from shoal.routing.commands import Cut
@@ -41,7 +42,9 @@ class WorkerAdmin:
         on_event: Callable[[Event], None],
         sharing: Sharing,
         cut: Callable[[Mapping[str, Cut]], int],
+        kv: KvSubscriber,
     ) -> None:
+        self._kv = kv
         self._sharing = sharing
         self._picker = picker
         self._on_drain = on_drain
@@ -66,7 +69,7 @@ class WorkerAdmin:
     def families(self) -> list[Family]:
         """Every family of metrics now."""
         driver, tokens = self._picker.driver, self._picker.tokens
-        families = [*driver.fold.families(driver.router.status()), *self._sharing.families()]
+        families = [*driver.fold.families(driver.router.status()), *self._sharing.families(), *self._kv.families()]
         return [*families, *(tokens.families() if tokens is not None else ())]
 
     async def _healthz(self, _: web.Request) -> web.Response:

@@ -28,7 +28,7 @@ class Pages(WorkerAdmin):
     """The admin pages of every worker, and those of the data plane."""
 
     def __init__(self, worker: "Worker") -> None:
-        super().__init__(worker.picker, worker.drain, worker.on_event, worker.sharing, worker.plane.cut)
+        super().__init__(worker.picker, worker.drain, worker.on_event, worker.sharing, worker.plane.cut, worker.kv)
         self._worker = worker
         self._clients = Gauge("shoal_client_connections", "Open client connections of the direct data plane.")
         self._buffered = Gauge(

@@ -90,11 +90,16 @@ class Cache:
 
     def clear(self) -> None:
         """Forget everything, and have the router forget it."""
+        was_empty = self._is_empty
+        self.forget()
+        if not was_empty:
+            self._feed(BlocksCleared(self._endpoint_id, self._rank))
+
+    def forget(self) -> None:
+        """Forget everything; the router is told by someone else."""
         self._pending.clear()
         self._ledger = self._make_ledger()
-        if not self._is_empty:
-            self._is_empty = True
-            self._feed(BlocksCleared(self._endpoint_id, self._rank))
+        self._is_empty = True
 
     def _count(self, events: list[KvEvent]) -> None:
         kinds = list(map(type, events))

@@ -115,6 +115,10 @@ class Connection:
         self._kit.pump.close(self._monitor)
         self._kit.pump.close(self._socket)
 
+    def forget(self) -> None:
+        """Begin anew with what comes from now on; the router knows it already."""
+        self._cache.forget()
+
     # ------------------------------------------------------------------ the subscription
 
     def _on_message(self, frames: list[bytes]) -> None:

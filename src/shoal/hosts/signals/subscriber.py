@@ -88,6 +88,12 @@ class KvSubscriber:
                 self._join(event.endpoint)
             case ModelsSeen():
                 self._see_models(event.endpoint_id, event.models)
+            case BlocksCleared():
+                # Whoever keeps the fleet knows better, as when an engine got other weights.
+                followed = self._followed.get(event.endpoint_id)
+                for connection in followed.connections if followed is not None else ():
+                    if event.rank in (None, connection.source.rank):
+                        connection.forget()
             case EndpointLeft():
                 followed = self._followed.pop(event.endpoint_id, None)
                 if followed is not None:

@@ -143,7 +143,7 @@ class StandalonePicker(Worker):
             live=self._live,
         )
         health_server = self._health_server()
-        admin = WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing, self._cut)
+        admin = WorkerAdmin(self.picker, self._drain, self._on_event, self.sharing, self._cut, self.kv)
         pages = web.AppRunner(admin.app(), access_log=None)
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -164,6 +164,7 @@ class StandalonePicker(Worker):
                 task.cancel()
             self.sharing.close()
             await self._keeper.close()
+            self.kv.close()
             await self._link.close()
             await self._admin.stop()
             await pages.cleanup()
