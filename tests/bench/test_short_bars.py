@@ -48,3 +48,13 @@ def test_load_stays_even_after_the_picker_restarts() -> None:
 def test_the_journal_of_a_live_run_replays() -> None:
     figure = measured("router.journal-replay", 0.2)
     assert (figure.value, figure.void) == (0.0, ""), figure.details
+
+
+def test_two_pickers_find_in_caches_what_one_finds() -> None:
+    figure = measured("share.hit-ratio", 0.2)
+    assert figure.value < 5.0, figure.details
+
+
+def test_one_of_two_pickers_that_is_killed_leaves_nothing_in_flight_and_loses_no_request() -> None:
+    figure = measured("share.restart", 0.3)
+    assert (figure.details["left_in_flight"], figure.details["errors"]) == (0.0, {}), figure.details
