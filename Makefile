@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-fast test-vllm lint types layers format check vllm bench bars docs clean
+.PHONY: help demo test test-fast test-vllm test-sglang lint types layers format check vllm sglang bench bars docs clean
 
 help:  ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -47,6 +47,12 @@ vllm:  ## Install a real vLLM for CPU in .venv-vllm; make test then runs the tes
 
 test-vllm: $(STAMP) vllm  ## Install a real vLLM for CPU and run the tests that need one
 	$(BIN)/python -m pytest -q tests/vllm
+
+sglang:  ## Install a real SGLang on CPU in .venv-sglang, and vLLM, with which it shares torch
+	@tests/sglang/install.sh $(CURDIR)/.venv-sglang $(CURDIR)/.venv-vllm
+
+test-sglang: $(STAMP) sglang  ## Install a real SGLang on CPU and run the tests that need one
+	$(BIN)/python -m pytest -q tests/sglang
 
 bench: $(STAMP)  ## Measure this machine: latency, CPU per request, index; make bench PEERS=1: other routers beside ours
 	$(BIN)/python -m $(if $(PEERS),bench.peers,bench)

@@ -16,12 +16,16 @@ class Weights(NamedTuple):
     adapter: Path
 
 
-@pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
-    """A Llama of 336k random weights with a tokenizer and a chat template of its own."""
-    room = tmp_path_factory.mktemp("weights")
+def make_weights(room: Path, venv: Path) -> Weights:
+    """Write a Llama of 336k random weights with a tokenizer and a chat template of its own.  venv: of an engine."""
     made = Weights(room / "model", room / "adapter")
     script = Path(__file__).with_name("make_model.py")
-    command = [str(VLLM_VENV / "bin/python"), str(script), str(made.model), "--lora", str(made.adapter)]
+    command = [str(venv / "bin/python"), str(script), str(made.model), "--lora", str(made.adapter)]
     subprocess.run(command, check=True, timeout=120)
     return made
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """The tiny model and an adapter for it."""
+    return make_weights(tmp_path_factory.mktemp("weights"), VLLM_VENV)

@@ -32,7 +32,7 @@ WEATHER: Any = {
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.e2e,
-    pytest.mark.timeout(500),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not (VLLM_VENV / ".installed").exists(), reason="no vLLM installed: make vllm"),
 ]
 
