@@ -118,7 +118,11 @@ class ExactCaches:
         publishers = self._publishers.get(event.endpoint_id)
         slot = publishers.slots.get(event.rank) if publishers else None
         if slot is not None:
-            self._index.evict(slot, read_blocks(event.keys), event.tier)
+            keys = read_blocks(event.keys)
+            self._index.evict(slot, keys, event.tier)
+            if self._expected:
+                # What was sent there had come and is gone again.
+                self._index.evict(slot, keys, Tier.EXPECTED)
 
     def cleared(self, event: BlocksCleared) -> None:
         """Forget all that a publisher held."""
