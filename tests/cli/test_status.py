@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from shoal.cli import main
-from shoal.cli.status import Rates, all_warnings, hit_ratio, render
+from shoal.cli.status import Rates, all_warnings, hit_ratio, queue_lines, render
 from shoal.hosts.admin import EndpointPicture, PoolPicture, WorkerPicture
+from shoal.hosts.admin.queues import BandPicture, FlowPicture, merge_flows
 from tests.cli.fake_pool import FakePool
 
 
@@ -125,3 +126,29 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_ones() -> None:
 
 def test_what_was_refused_is_not_called_a_failed_request() -> None:
     assert "2 refused or failed" in page_at(80, PoolPicture(errors_total=2))[1]
+
+
+def test_the_queue_is_shown_by_band_with_who_waits_most() -> None:
+    one = FlowPicture(
+        is_on=True,
+        requests=3,
+        saturation=0.5,
+        drain_per_s=2.0,
+        bands=[BandPicture(priority=0, requests=3, tenants={"a": 3})],
+    )
+    other = FlowPicture(
+        is_on=True,
+        requests=1201,
+        saturation=1.02,
+        drain_per_s=2.5,
+        bands=[
+            BandPicture(priority=0, requests=1200, tenants={"a": 200, "": 1000}),
+            BandPicture(priority=10, requests=1, tenants={"b": 1}),
+        ],
+    )
+    assert queue_lines(merge_flows([one, other, FlowPicture()])) == [
+        "1,204 wait in the queue  4.5 leave a second  endpoints 102% full",
+        "  priority 10: 1 wait (b 1)",
+        "  priority 0: 1,203 wait (no tenant 1,000, a 203)",
+    ]
+    assert queue_lines(merge_flows([])) == []

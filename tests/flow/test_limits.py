@@ -16,14 +16,16 @@ def loads(**columns: list[float]) -> Loads:
         for name, default in (
             ("inflight_requests", 0.0),
             ("inflight_tokens", 0.0),
-            ("prefill_s", 0.0),
+            ("output_tokens", 0.0),
+            ("kv_capacity_tokens", np.nan),
+            ("clear_at", 0.0),
             ("waiting", np.nan),
             ("running", np.nan),
             ("kv_usage", np.nan),
-            ("age_s", 0.1),
+            ("read_at", 0.0),
         )
     }
-    return Loads(tuple(f"e{number}" for number in range(count)), **values)
+    return Loads(tuple(f"e{number}" for number in range(count)), 0.1, **values)
 
 
 def test_what_was_sent_since_the_reading_counts_as_waiting() -> None:
@@ -32,7 +34,7 @@ def test_what_was_sent_since_the_reading_counts_as_waiting() -> None:
 
 
 def test_an_engine_without_a_reading_is_judged_by_what_is_in_flight() -> None:
-    seen = loads(waiting=[np.nan, 9.0], inflight_requests=[50.0, 10.0], running=[np.nan, 1.0], age_s=[np.inf, 30.0])
+    seen = loads(waiting=[np.nan, 9.0], inflight_requests=[50.0, 10.0], running=[np.nan, 1.0], read_at=[-np.inf, -30.0])
     assert UtilizationDetector().saturation(seen).tolist() == [0.5, 0.1]
 
 
@@ -43,39 +45,71 @@ def test_concurrency_counts_requests_tokens_or_the_fuller_of_both() -> None:
         assert detector.saturation(seen).tolist() == [expected]
 
 
+def answer(waited_s: float, *, sent_at: float = 0.0, inflight: float = 100.0, ahead_s: float = 0.0) -> Sample:
+    return Sample(0.1 + waited_s, own_s=0.1, ahead_s=ahead_s, sent_at=sent_at, inflight=inflight)
+
+
 def test_a_limit_rises_while_answers_come_in_time_and_only_when_it_is_used() -> None:
     detector = AdaptiveDetector(initial_requests=8)
     for _ in range(100):
-        detector.answered("e0", Sample(0.1, 0.1, 0.0, 2.0), 1.0)
+        detector.answered("e0", answer(0.0, inflight=2.0), 1.0)
     assert detector.limit("e0") == 8
     for _ in range(8):
-        detector.answered("e0", Sample(0.1, 0.1, 0.0, 100.0), 1.0)
+        detector.answered("e0", answer(0.0), 1.0)
     assert detector.limit("e0") == 16
 
 
 def test_a_late_answer_cuts_the_limit_once_for_all_that_were_sent_before() -> None:
     detector = AdaptiveDetector(initial_requests=40)
-    detector.answered("e0", Sample(0.1, 0.1, 0.0, 1.0), 1.0)
+    detector.answered("e0", answer(0.0, inflight=1.0), 1.0)
     for _ in range(20):
-        detector.answered("e0", Sample(5.0, 0.1, 0.0, 40.0), 2.0)
+        detector.answered("e0", answer(5.0, inflight=40.0), 2.0)
     assert detector.limit("e0") == pytest.approx(34)
-    detector.answered("e0", Sample(5.0, 0.1, 2.5, 40.0), 5.0)
+    detector.answered("e0", answer(5.0, sent_at=2.5, inflight=40.0), 5.0)
     assert detector.limit("e0") < 34
     slow = detector.limit("e0")
-    detector.answered("e0", Sample(0.1, 0.1, 5.0, 34.0), 6.0)
+    detector.answered("e0", answer(0.0, sent_at=5.0, inflight=34.0), 6.0)
     assert slow < detector.limit("e0") < slow + 1
 
 
-def test_the_limit_holds_in_the_column_and_follows_the_fleet() -> None:
-    detector = AdaptiveDetector(initial_requests=10, max_prefill_seconds=0.5)
-    seen = loads(inflight_requests=[5.0, 20.0], prefill_s=[0.4, 0.0])
-    assert detector.saturation(seen).tolist() == [0.8, 2.0]
+def test_prefill_in_flight_moves_until_requests_wait_as_long_as_they_may() -> None:
+    detector = AdaptiveDetector(engine_wait_seconds=0.2)
     for _ in range(10):
-        detector.answered("e1", Sample(0.1, 0.1, 0.0, 20.0), 1.0)
-    assert detector.saturation(seen).tolist() == [0.8, 1.0]
+        detector.answered("e0", answer(0.0, ahead_s=0.2), 1.0)
+    raised = detector.prefill_limit_s("e0")
+    assert raised > 0.2
+    detector.answered("e0", answer(0.3, sent_at=1.0), 2.0)
+    assert 0.2 < detector.prefill_limit_s("e0") < raised
+    for at in range(100):
+        detector.answered("e0", answer(0.3, sent_at=3.0 + at), 4.0 + at)
+    # However slow it seems, something may be sent.
+    assert detector.prefill_limit_s("e0") == pytest.approx(0.05)
+
+
+def test_the_limits_hold_in_the_columns_and_follow_the_fleet() -> None:
+    detector = AdaptiveDetector(initial_requests=10, engine_wait_seconds=0.5)
+    seen = loads(inflight_requests=[5.0, 20.0], clear_at=[0.5, 0.0])
+    assert detector.saturation(seen).tolist() == pytest.approx([0.8, 2.0])
+    for _ in range(10):
+        detector.answered("e1", answer(0.0, inflight=20.0), 1.0)
+    assert detector.saturation(seen).tolist() == pytest.approx([0.8, 1.0])
     after = AdaptiveDetector(initial_requests=10)
     after.adopt(detector)
     assert after.limit("e1") == 20
+
+
+def test_what_is_in_flight_has_to_fit_the_cache() -> None:
+    seen = loads(
+        inflight_requests=[4.0, 4.0], inflight_tokens=[8000.0] * 2, output_tokens=[1000.0] * 2,
+        kv_capacity_tokens=[10_000.0, np.nan],
+    )  # fmt: skip
+    assert AdaptiveDetector(initial_requests=8).saturation(seen).tolist() == [0.9, 0.5]
+
+
+def test_an_endpoint_opens_when_its_prefill_is_done_and_not_before_a_request_ends() -> None:
+    detector = AdaptiveDetector(initial_requests=10, engine_wait_seconds=0.5)
+    seen = loads(inflight_requests=[5.0, 20.0], clear_at=[1.0, 0.0])
+    assert detector.opens_in_s(seen, 0.8).tolist() == pytest.approx([0.5, np.inf])
 
 
 def test_a_queue_in_the_engine_lowers_the_limit_of_answers_that_do_not_stream() -> None:

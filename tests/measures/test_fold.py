@@ -1,5 +1,7 @@
 from shoal.measures import Fold, render
 from shoal.pool import RefusalReason
+from shoal.routing import Command, Ended
+from tests.routing.flowscript import FlowPool, flow_of
 from tests.routing.script import Pool
 
 
@@ -19,6 +21,19 @@ class Counted(Pool):
         commands = super().feed(event)
         self.fold.observe(event, commands)  # type: ignore[arg-type]
         return commands  # type: ignore[return-value]
+
+
+class CountedFlow(FlowPool):
+    """The same with flow control."""
+
+    fold: Fold
+
+    def feed(self, event: object) -> list[Command]:
+        if not hasattr(self, "fold"):
+            self.fold = Fold()
+        commands = super().feed(event)
+        self.fold.observe(event, commands)  # type: ignore[arg-type]
+        return commands
 
 
 def total(page: dict[str, float], name: str) -> float:
@@ -96,3 +111,31 @@ def test_what_was_promised_of_a_cache_is_compared_with_what_was_found() -> None:
         if key.startswith("shoal_cache_prediction_error_blocks_bucket")
     }
     assert [below[bound] for bound in ("-256.0", "-64.0", "+Inf")] == [0, 1, 1]
+
+
+def test_waits_are_counted_by_how_they_ended_and_the_queue_is_shown() -> None:
+    pool = CountedFlow(flow_of(1, control="  maxRequests: 3\n"))
+    router, fold = pool.router, pool.fold
+    pool.ask("a", tenant="x")
+    pool.ask("b", tenant="x", objective="high")
+    pool.ask("c", tenant="y")
+    pool.ask("d", tenant="y")
+    pool.ask("e", tenant="y")
+    page = render(fold.families(router.status()))
+    assert 'flow_control_queue_size{fairness_id="y",priority="0",inference_pool="shoal"} 2' in page
+    assert 'flow_control_queue_size{fairness_id="x",priority="10",inference_pool="shoal"} 1' in page
+    assert 'flow_control_requests_total{outcome="RejectedCapacity",priority="0",inference_pool="shoal"} 1' in page
+    assert 'flow_control_global_capacity_utilization_requests{inference_pool="shoal"} 1' in page
+    assert 'request_total{model_name="m",target_model_name="m",fairness_id="x",priority="10"} 1' in page
+    pool.now += 2.0
+    pool.finish("a", prompt_tokens=640, cached_tokens=40, completion_tokens=10)
+    pool.feed(Ended("c"))
+    page = render(fold.families(router.status()))
+    assert 'flow_control_requests_total{outcome="Dispatched",priority="10",inference_pool="shoal"} 1' in page
+    assert (
+        'flow_control_requests_total{outcome="EvictedContextCancelled",priority="0",inference_pool="shoal"} 1' in page
+    )
+    assert 'queue_duration_seconds_sum{fairness_id="x",priority="10",outcome="Dispatched"' in page
+    assert 'shoal_tenant_tokens_total{fairness_id="x",kind="prompt"} 640' in page
+    assert 'shoal_tenant_tokens_total{fairness_id="x",kind="cached"} 40' in page
+    assert 'shoal_tenant_tokens_total{fairness_id="x",kind="completion"} 10' in page

@@ -121,7 +121,9 @@ def ending(explanation: dict[str, Any]) -> str:
 
     chosen: list[str] = explanation.get("chosen", [])
     first = chosen[0] if chosen else "-"
-    lines = [f"chosen {escape(first)}, after {_seconds(explanation.get('queue_s'))} in the queue"]
+    ahead = explanation.get("ahead")
+    behind = f" behind {ahead:,} others, priority {explanation.get('priority', 0)}" if ahead else ""
+    lines = [f"chosen {escape(first)}, after {_seconds(explanation.get('queue_s'))} in the queue{behind}"]
     if len(chosen) > 1:
         lines[0] += f"; fallbacks {escape(', '.join(chosen[1:]))}"
     if explanation.get("status") is None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.hosts.admin import EndpointPicture, NoPool, PoolClient, PoolPicture, find_pool
+from shoal.hosts.admin.queues import FlowPicture
 from shoal.hosts.admin.snapshots import SharedPicture
 
 if TYPE_CHECKING:
@@ -142,10 +143,25 @@ def render(picture: PoolPicture, rates: Rates, console: "Console") -> "Renderabl
     from rich.text import Text
 
     parts: list[Any] = [Text.from_markup(_head(picture, rates)), _fitting(picture, rates, console)]
+    parts += [Text(line) for line in queue_lines(picture.flow)]
     parts += [Text(f"{each.id}: {each.reason}", style="dim") for each in picture.endpoints if each.reason]
     parts += [Text(_peer(each), style="dim") for each in picture.peers]
     parts += [Text(f"! {warning}", style="yellow") for warning in all_warnings(picture)]
     return Group(*parts)
+
+
+def queue_lines(flow: FlowPicture) -> list[str]:
+    """Return what waits: a line for the queue, and one for each band in which somebody does."""
+    if not flow.is_on:
+        return []
+    full = f"endpoints {flow.saturation:.0%} full"
+    lines = [f"{flow.requests:,} wait in the queue  {flow.drain_per_s:.1f} leave a second  {full}"]
+    for band in flow.bands:
+        if band.requests:
+            most = sorted(band.tenants.items(), key=lambda item: -item[1])[:5]
+            named = ", ".join(f"{name or 'no tenant'} {count:,}" for name, count in most)
+            lines.append(f"  priority {band.priority}: {band.requests:,} wait ({named})")
+    return lines
 
 
 def all_warnings(picture: PoolPicture) -> list[str]:

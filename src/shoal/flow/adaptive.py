@@ -11,21 +11,23 @@ import numpy as np
 
 from shoal.flow.detectors import Floats, Loads
 
-USED_RATIO = 0.75
+USED_RATIO = 0.5
 """Below this part of its limit an endpoint tells nothing about a higher one."""
 CUT_RATIO = 0.85
-SLACK_S = 0.05
-"""A delay this small is a step of an engine, not a queue."""
+PREFILL_STEP = 1.03
+LEAST_PREFILL, MOST_PREFILL = 0.25, 20.0
+"""Bounds of the prefill work in flight, in waits: the books may be wrong by as much, not more."""
 FLOOR_ANSWERS = 64
 """The time that even a quick answer takes is the least of the last one to two times so many."""
 
 
 class Sample(NamedTuple):
-    """One answer.  ttft_s: as measured.  prefill_s: the part that the prompts ahead and its own explain.  sent_at:
-    when it was dispatched.  inflight: requests on the endpoint when the answer was seen."""
+    """One answer.  ttft_s: as measured.  own_s: what its own prefill takes.  ahead_s: prefill that was thought to be
+    ahead of it when it was sent.  sent_at: when that was.  inflight: requests on the endpoint when it was answered."""
 
     ttft_s: float
-    prefill_s: float
+    own_s: float
+    ahead_s: float
     sent_at: float
     inflight: float
 
@@ -61,35 +63,46 @@ class Learning(Protocol):
 
 
 class _Limit:
-    """One endpoint.  is_growing: nothing has ever been too much yet."""
+    """One endpoint.  requests, prefill_s: what it may hold.  is_growing: nothing has ever been too much yet."""
 
-    __slots__ = ("_answers", "_before_s", "_least_s", "cut_at", "is_growing", "requests")
+    __slots__ = (
+        "_answers",
+        "_before_s",
+        "_least_s",
+        "cut_at",
+        "is_growing",
+        "prefill_cut_at",
+        "prefill_s",
+        "requests",
+    )
 
-    def __init__(self, requests: float) -> None:
+    def __init__(self, requests: float, prefill_s: float) -> None:
         self.requests = requests
+        self.prefill_s = prefill_s
         self.is_growing = True
-        self.cut_at = float("-inf")
+        self.cut_at = self.prefill_cut_at = float("-inf")
         self._answers = 0
         self._least_s = self._before_s = math.inf
 
-    def floor_s(self, beyond_s: float) -> float:
-        """Take in what one answer took beyond its prefill; return what that takes at the least."""
+    def waited_s(self, beyond_s: float) -> float:
+        """Return how much longer than it takes at the least an answer took beyond its own prefill."""
         self._least_s = min(self._least_s, max(0.0, beyond_s))
         self._answers += 1
         floor_s = min(self._least_s, self._before_s)
         if self._answers >= FLOOR_ANSWERS:
             self._before_s, self._least_s, self._answers = self._least_s, math.inf, 0
-        return floor_s
+        return max(0.0, beyond_s - floor_s)
 
 
 class AdaptiveDetector:
     """Fills engines as far as they answer in time: the default.
 
-    Each endpoint has a limit of requests in flight.  While it is used and the time to first token stays below
-    ttftStretch times what prefill alone explains, the limit rises: fast until it was too much once, then by a few
-    requests each time as many have been answered.  When the time does not hold, or requests wait in the engine, it
-    falls to 85 %.  Beside it, the prompts in flight to an endpoint may take maxPrefillSeconds to prefill: what is sent
-    beyond waits in the engine, where priorities mean nothing.  The fuller of both counts.
+    What a request waits in an engine, for the prompts of others or for a place, is wait that no priority can shorten;
+    an engine in which nothing waits runs dry.  So each endpoint has two limits that move until requests wait there for
+    about engineWaitSeconds: the prefill work that is in flight to it, by the picker's books, and the requests in
+    flight.  They rise while they are used and answers come in time, and fall when they do not; the limit of requests
+    falls only when requests wait three times as long, or stand in the engine's own queue.  What is in flight has to fit
+    the KV cache as well.  The fullest of the three counts.
     """
 
     type: ClassVar[str] = "adaptive-detector"
@@ -100,57 +113,80 @@ class AdaptiveDetector:
         initial_requests: Annotated[int, "limit of an endpoint that is not known yet"] = 32,
         min_requests: Annotated[int, "lowest limit"] = 2,
         max_requests: Annotated[int, "highest limit"] = 1024,
-        ttft_stretch: Annotated[float, "how much longer than prefill alone the first token may take, above 1"] = 2.0,
-        max_prefill_seconds: Annotated[float, "prefill work in flight to one full endpoint, in seconds"] = 0.25,
+        engine_wait_seconds: Annotated[float, "what a request may wait in an engine for others, in seconds"] = 0.1,
     ) -> None:
         if not 1 <= min_requests <= initial_requests <= max_requests:
             raise ValueError("minRequests, initialRequests and maxRequests must be at least 1 and rise in this order")
-        if ttft_stretch <= 1:
-            raise ValueError(f"ttftStretch must be above 1, got {ttft_stretch:g}")
-        if max_prefill_seconds <= 0:
-            raise ValueError(f"maxPrefillSeconds must be above 0, got {max_prefill_seconds:g}")
+        if engine_wait_seconds <= 0:
+            raise ValueError(f"engineWaitSeconds must be above 0, got {engine_wait_seconds:g}")
         self._initial = float(initial_requests)
         self._min, self._max = float(min_requests), float(max_requests)
-        self._stretch = ttft_stretch
-        self._prefill_s = max_prefill_seconds
+        self._wait_s = engine_wait_seconds
         self._limits: dict[str, _Limit] = {}
         self._ids: object = None
         self._places: dict[str, int] = {}
-        self._column: Floats = np.zeros(0)
+        self._requests: Floats = np.zeros(0)
+        self._prefill_s: Floats = np.zeros(0)
 
     def saturation(self, loads: Loads) -> Floats:
         """Return the fuller of requests and prefill work."""
+        self._follow(loads)
+        # Work that is done already counts as less than none: the other figure is the larger one.
+        return np.maximum(self._held(loads), (loads.clear_at - loads.now) / self._prefill_s)
+
+    def _follow(self, loads: Loads) -> None:
+        """Bring the columns into the order of the fleet."""
         if loads.ids is not self._ids:
             self._ids = loads.ids
             self._places = {name: place for place, name in enumerate(loads.ids)}
-            self._column = np.array([self._limit(name).requests for name in loads.ids], np.float64)
-        return np.maximum(loads.inflight_requests / self._column, loads.prefill_s / self._prefill_s)
+            limits = [self._limit(name) for name in loads.ids]
+            self._requests = np.array([limit.requests for limit in limits], np.float64)
+            self._prefill_s = np.array([limit.prefill_s for limit in limits], np.float64)
+
+    def _held(self, loads: Loads) -> Floats:
+        """What does not drain as time passes: requests over the limit, or their tokens over what the KV cache holds."""
+        tokens = loads.inflight_tokens + loads.output_tokens
+        held: Floats = np.fmax(loads.inflight_requests / self._requests, tokens / loads.kv_capacity_tokens)
+        return held
 
     def opens_in_s(self, loads: Loads, ceiling: float) -> Floats:
         """Return after how long each endpoint is below `ceiling` again if nothing happens, infinite where it is not."""
-        full = loads.inflight_requests / self._column >= ceiling
-        return np.where(full, np.inf, np.maximum(0.0, loads.prefill_s - ceiling * self._prefill_s))
+        self._follow(loads)
+        full = self._held(loads) >= ceiling
+        return np.where(full, np.inf, np.maximum(0.0, loads.clear_at - loads.now - ceiling * self._prefill_s))
 
     def limit(self, endpoint_id: str) -> float:
         """Requests that an endpoint may hold now."""
         return self._limit(endpoint_id).requests
 
+    def prefill_limit_s(self, endpoint_id: str) -> float:
+        """Prefill work that may be in flight to an endpoint now, in seconds by the books."""
+        return self._limit(endpoint_id).prefill_s
+
     def answered(self, endpoint_id: str, sample: Sample, now: float) -> None:
-        """Raise or lower the limit by one answer."""
+        """Move the limits by one answer."""
         limit = self._limit(endpoint_id)
-        expected_s = sample.prefill_s + limit.floor_s(sample.ttft_s - sample.prefill_s)
-        if sample.ttft_s > self._stretch * expected_s + SLACK_S:
+        waited_s = limit.waited_s(sample.ttft_s - sample.own_s)
+        if waited_s <= self._wait_s:
+            if sample.inflight >= USED_RATIO * limit.requests:
+                self._raise(limit)
+            if sample.ahead_s >= 0.25 * limit.prefill_s:
+                limit.prefill_s = min(limit.prefill_s * PREFILL_STEP, MOST_PREFILL * self._wait_s)
+        else:
             # What was sent before the last cut tells of the time before it.
-            if sample.sent_at >= limit.cut_at:
-                self._cut(endpoint_id, limit, sample.inflight, now)
-        elif sample.inflight >= USED_RATIO * limit.requests:
-            self._raise(endpoint_id, limit)
+            if sample.sent_at >= limit.prefill_cut_at:
+                limit.prefill_cut_at = now
+                limit.prefill_s = max(limit.prefill_s * CUT_RATIO, LEAST_PREFILL * self._wait_s)
+            if waited_s > 3.0 * self._wait_s and sample.sent_at >= limit.cut_at:
+                self._cut(limit, sample.inflight, now)
+        self._show(endpoint_id, limit)
 
     def read(self, endpoint_id: str, waiting: float, running: float, now: float) -> None:
         """Lower the limit when requests wait in the engine though its prefill is not what they wait for."""
         limit = self._limit(endpoint_id)
         if waiting > max(2.0, 0.1 * running) and now - limit.cut_at > 1.0 and running + waiting >= limit.requests:
-            self._cut(endpoint_id, limit, running + waiting, now)
+            self._cut(limit, running + waiting, now)
+            self._show(endpoint_id, limit)
 
     def left(self, endpoint_id: str) -> None:
         """Forget an endpoint."""
@@ -167,21 +203,22 @@ class AdaptiveDetector:
     def _limit(self, endpoint_id: str) -> _Limit:
         limit = self._limits.get(endpoint_id)
         if limit is None:
-            limit = self._limits[endpoint_id] = _Limit(self._initial)
+            limit = self._limits[endpoint_id] = _Limit(self._initial, self._wait_s)
         return limit
 
-    def _raise(self, endpoint_id: str, limit: _Limit) -> None:
-        step = 1.0 if limit.is_growing else 4.0 / limit.requests
-        self._set(endpoint_id, limit, min(self._max, limit.requests + step))
+    def _raise(self, limit: _Limit) -> None:
+        step = 1.0 if limit.is_growing else max(0.25, 4.0 / limit.requests)
+        limit.requests = min(self._max, limit.requests + step)
 
-    def _cut(self, endpoint_id: str, limit: _Limit, inflight: float, now: float) -> None:
+    def _cut(self, limit: _Limit, inflight: float, now: float) -> None:
         limit.is_growing = False
         limit.cut_at = now
         held = min(limit.requests, max(inflight, 0.5 * limit.requests))
-        self._set(endpoint_id, limit, max(self._min, CUT_RATIO * held))
+        limit.requests = max(self._min, CUT_RATIO * held)
 
-    def _set(self, endpoint_id: str, limit: _Limit, requests: float) -> None:
-        limit.requests = requests
+    def _show(self, endpoint_id: str, limit: _Limit) -> None:
+        """Bring the columns up to date."""
         place = self._places.get(endpoint_id)
-        if place is not None:
-            self._column[place] = requests
+        if place is not None and place < len(self._requests):
+            self._requests[place] = limit.requests
+            self._prefill_s[place] = limit.prefill_s

@@ -11,7 +11,9 @@ def _ratio(name: str, value: float) -> None:
 
 @runtime_checkable
 class UsageLimit(Protocol):
-    """A policy."""
+    """A policy.  is_steady: its ceilings depend on the bands alone."""
+
+    is_steady: ClassVar[bool]
 
     def ceilings(self, priorities: Sequence[int], saturation: float, cycle: int) -> list[float]:
         """Return for each of `priorities` (descending) how saturated an endpoint may be to get its requests.
@@ -25,6 +27,7 @@ class StaticUsageLimit:
     """The same ceiling for every band."""
 
     type: ClassVar[str] = "static-usage-limit-policy"
+    is_steady: ClassVar[bool] = True
 
     def __init__(self, *, threshold: Annotated[float, "the ceiling; 1 uses all there is"] = 1.0) -> None:
         _ratio("threshold", threshold)
@@ -39,6 +42,7 @@ class PriorityHoldback:
     """Room is held back for higher bands: the highest gets maxCeiling, the lowest minCeiling, the others in between."""
 
     type: ClassVar[str] = "priority-holdback-policy"
+    is_steady: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class SoftReflectiveCeiling:
     """
 
     type: ClassVar[str] = "soft-reflective-ceiling-policy"
+    is_steady: ClassVar[bool] = False
 
     def ceilings(self, priorities: Sequence[int], saturation: float, cycle: int) -> list[float]:
         """Return 1 for those that may go in this cycle and 0 for the others."""

@@ -19,21 +19,24 @@ ASSUMED_CONCURRENCY = 100.0
 
 
 class Loads(NamedTuple):
-    """What is known of the endpoints, one float64 each, in the order of `ids` (the same object until they change).
+    """What is known of the endpoints at `now`, one float64 each, in the order of `ids` (one object until they change).
 
-    inflight_requests, inflight_tokens (uncached prompt tokens): own books, with those of peers and of others.
-    prefill_s: seconds until the prompts in flight are prefilled.  waiting, running, kv_usage (0 to 1): the engine's
-    last reading, NaN unknown.  age_s: of that reading, infinite when there was none.
+    inflight_requests, inflight_tokens (uncached prompt tokens), output_tokens (that are expected): own books, with
+    those of peers and of others.  clear_at: when the prompts in flight are prefilled.  kv_capacity_tokens: NaN unknown.
+    waiting, running, kv_usage (0 to 1): the engine's last reading, NaN unknown.  read_at: when that was.
     """
 
     ids: Sequence[str]
+    now: float
     inflight_requests: Floats
     inflight_tokens: Floats
-    prefill_s: Floats
+    output_tokens: Floats
+    kv_capacity_tokens: Floats
+    clear_at: Floats
     waiting: Floats
     running: Floats
     kv_usage: Floats
-    age_s: Floats
+    read_at: Floats
 
 
 @runtime_checkable
@@ -84,7 +87,7 @@ class UtilizationDetector:
         """Return the larger of the two ratios."""
         unseen = np.maximum(loads.waiting, loads.inflight_requests - loads.running)
         figure = np.fmax(unseen / self._queue, loads.kv_usage / self._kv)
-        blind = np.isnan(unseen) | (loads.age_s > self._stale_s)
+        blind = np.isnan(unseen) | (loads.read_at < loads.now - self._stale_s)
         return np.where(blind, loads.inflight_requests / ASSUMED_CONCURRENCY, figure)
 
 

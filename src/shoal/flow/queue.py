@@ -76,13 +76,14 @@ class Queue:
         """Why a request cannot wait as well: what is full, "" when it can."""
         policy, band = self._policy, self._policy.of(ticket.priority)
         held = self._occupancy.get(ticket.priority)
-        checks = (
-            ("bytes of the queue", self.size_bytes, ticket.size_bytes, policy.max_bytes),
-            ("requests of the queue", len(self._live), 1, policy.max_requests),
-            ("bytes of the band", held.size_bytes if held else 0, ticket.size_bytes, band.max_bytes),
-            ("requests of the band", held.requests if held else 0, 1, band.max_requests),
-        )
-        return next((name for name, now, more, limit in checks if limit and now + more > limit), "")
+        requests, size_bytes = (held.requests, held.size_bytes) if held is not None else (0, 0)
+        if policy.max_bytes and self.size_bytes + ticket.size_bytes > policy.max_bytes:
+            return "bytes of the queue"
+        if policy.max_requests and len(self._live) >= policy.max_requests:
+            return "requests of the queue"
+        if band.max_bytes and size_bytes + ticket.size_bytes > band.max_bytes:
+            return "bytes of the band"
+        return "requests of the band" if band.max_requests and requests >= band.max_requests else ""
 
     def offer(self, ticket: Ticket, now: float) -> None:
         """Let a request wait; whoever asks has looked at `full`."""

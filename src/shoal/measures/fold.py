@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from shoal.measures.families import MAX_GATHERED, MAX_LABEL_SETS, OTHER, Counter, Family, Gauge, Histogram
 from shoal.pool import EndpointState, Outcome, RefusalReason
-from shoal.routing import Account, Arrived, Command, Event, PoolStatus, Refuse
+from shoal.routing import Account, Arrived, Command, Event, Forward, PoolStatus, Refuse
+from shoal.routing.commands import Hold, Waited
+from shoal.routing.status import FlowStatus
 
 SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 45.0,
@@ -23,8 +25,14 @@ ERROR_BLOCK_TOKENS = 16
 RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 REQUEST = ("model_name", "target_model_name", "fairness_id", "priority")
 UNKNOWN_MODEL = "unknown"
-# Every request has the default priority until objectives are resolved.
 DEFAULT_PRIORITY = "0"
+_OUTCOMES = {
+    RefusalReason.SATURATED: "RejectedCapacity",
+    RefusalReason.NO_ENDPOINTS: "RejectedNoEndpoints",
+    RefusalReason.TTL_EXPIRED: "EvictedTTL",
+    RefusalReason.CLIENT_GONE: "EvictedContextCancelled",
+}
+"""llm-d's words for how a wait ended."""
 
 
 class _Kind:
@@ -104,11 +112,41 @@ class Fold:
         self.unplaced = counter("shoal_request_unplaced", "Requests left to the failure mode by a fault of the picker.")
         self.cut = counter("shoal_response_cut", "Answers that broke after they had begun.")
         self.client_gone = counter("shoal_client_gone", "Requests whose client left first.")
+        self._flow_families()
         self._pool_gauges()
         self._cache_errors = self.cache_error.series().gathered
         self._histograms = [metric for metric in vars(self).values() if isinstance(metric, Histogram)]
         self._kinds: dict[tuple[str, ...], _Kind] = {}
         self._unsettled = 0
+
+    def _flow_families(self) -> None:
+        waited = ("fairness_id", "priority", "outcome", "inference_pool", "model_name", "target_model_name")
+        self.queued = Histogram(
+            "llm_d_epp_flow_control_request_queue_duration_seconds", "In the queue.", SECONDS, waited
+        )
+        self.waits = Counter(
+            "llm_d_epp_flow_control_requests", "How waits ended.", ("outcome", "priority", "inference_pool")
+        )
+        self.tenant_tokens = Counter("shoal_tenant_tokens", "Tokens by who used them.", ("fairness_id", "kind"))
+        pool, band = ("inference_pool",), ("priority", "inference_pool")
+        queue = ("fairness_id", "priority", "inference_pool")
+        self.queue_size = Gauge("llm_d_epp_flow_control_queue_size", "Requests that wait.", queue)
+        self.queue_bytes = Gauge("llm_d_epp_flow_control_queue_bytes", "Bytes that wait.", band)
+        self.saturation = Gauge(
+            "llm_d_epp_flow_control_pool_saturation", "Mean of the endpoints, 1 is full.", pool, "max"
+        )
+        self.band_requests = Gauge(
+            "llm_d_epp_flow_control_capacity_utilization_requests", "Share of what may wait.", band, "max"
+        )
+        self.band_bytes = Gauge(
+            "llm_d_epp_flow_control_capacity_utilization_bytes", "Share of the bytes that may wait.", band, "max"
+        )
+        self.all_requests = Gauge(
+            "llm_d_epp_flow_control_global_capacity_utilization_requests", "Share of what may wait in all.", pool, "max"
+        )
+        self.all_bytes = Gauge(
+            "llm_d_epp_flow_control_global_capacity_utilization_bytes", "Share of the bytes in all.", pool, "max"
+        )
 
     def _pool_gauges(self) -> None:
         gauge, name = Gauge, ("name",)
@@ -139,12 +177,14 @@ class Fold:
         key = ("", "", "", DEFAULT_PRIORITY)
         if type(event) is Arrived:
             request = event.request
-            model = request.model
+            model, priority = request.model, DEFAULT_PRIORITY
             for command in commands:
+                if isinstance(command, Forward | Refuse | Hold) and command.request_id == request.id:
+                    priority = str(command.priority)
                 if type(command) is Refuse and command.refusal.reason is RefusalReason.MODEL_NOT_FOUND:
                     # Names that clients invent are one label, or they would use up the label sets of the real ones.
                     model = UNKNOWN_MODEL
-            key = (model, model, request.tenant_id, DEFAULT_PRIORITY)
+            key = (model, model, request.tenant_id, priority)
             self.requests.add(key)
             self._kind(key).request_bytes.append(request.body_bytes)
             self._unsettled += 1
@@ -154,7 +194,23 @@ class Fold:
             if type(command) is Account:
                 self._account(command)
             elif type(command) is Refuse:
-                self.errors.add((*key, str(command.refusal.reason)))
+                self._refused(command, key)
+            elif type(command) is Forward and command.waited is not None:
+                self._waited(command.waited, "Dispatched")
+
+    def _refused(self, command: Refuse, key: tuple[str, ...]) -> None:
+        reason, waited = command.refusal.reason, command.waited
+        if waited is not None:
+            key = (waited.model, waited.target_model, waited.tenant_id, str(waited.priority))
+            self._waited(waited, _OUTCOMES.get(reason, "RejectedOther"))
+        if reason is not RefusalReason.CLIENT_GONE:
+            self.errors.add((*key, str(reason)))
+
+    def _waited(self, waited: Waited, outcome: str) -> None:
+        priority, pool = str(waited.priority), self._pool_name
+        self.waits.add((outcome, priority, pool))
+        key = (waited.tenant_id, priority, outcome, pool, waited.model, waited.target_model)
+        self.queued.observe(waited.queue_s, key)
 
     def _kind(self, key: tuple[str, ...]) -> "_Kind":
         """Where the figures of one kind of request gather."""
@@ -185,7 +241,8 @@ class Fold:
         if not account.is_recorded:
             self.unrecorded.add()
             return
-        key = (account.model, account.target_model, account.tenant_id, DEFAULT_PRIORITY)
+        key = (account.model, account.target_model, account.tenant_id, str(account.priority))
+        self._use(account)
         kind = self._kind(key)
         ttft_s, status = outcome.ttft_s, outcome.status
         kind.duration.append(outcome.duration_s)
@@ -216,6 +273,17 @@ class Fold:
         ):
             self._faults(account, key)
         self._unsettled += 1
+
+    def _use(self, account: Account) -> None:
+        """Add up what a tenant used, of answers that were cut too."""
+        outcome = account.outcome
+        for kind, tokens in (
+            ("prompt", outcome.prompt_tokens),
+            ("cached", outcome.cached_tokens),
+            ("completion", outcome.completion_tokens),
+        ):
+            if tokens:
+                self.tenant_tokens.add((account.tenant_id, kind), tokens)
 
     def _predicted(self, cached: int, tokens: int) -> None:
         if cached:
@@ -249,9 +317,34 @@ class Fold:
         metrics = [metric for metric in vars(self).values() if isinstance(metric, Counter | Gauge | Histogram)]
         return [metric.family() for metric in metrics]
 
+    def _take_flow(self, flow: FlowStatus) -> None:
+        pool = self._pool_name
+        for gauge in (self.queue_size, self.queue_bytes, self.band_requests, self.band_bytes):
+            gauge.clear()
+        if not flow.is_on:
+            return
+        self.saturation.set(flow.saturation, (pool,))
+        if flow.max_requests:
+            self.all_requests.set(flow.requests / flow.max_requests, (pool,))
+        if flow.max_bytes:
+            self.all_bytes.set(flow.size_bytes / flow.max_bytes, (pool,))
+        for band in flow.bands:
+            priority = str(band.priority)
+            named = sum(band.tenants.values())
+            tenants = {**band.tenants, **({OTHER: band.requests - named} if band.requests > named else {})}
+            # An autoscaler has to see that nothing waits as well.
+            for tenant, requests in (tenants or {"": 0}).items():
+                self.queue_size.set(requests, (tenant, priority, pool))
+            self.queue_bytes.set(band.size_bytes, (priority, pool))
+            if band.max_requests:
+                self.band_requests.set(band.requests / band.max_requests, (priority, pool))
+            if band.max_bytes:
+                self.band_bytes.set(band.size_bytes / band.max_bytes, (priority, pool))
+
     def _take(self, status: PoolStatus) -> None:
         name = (self._pool_name,)
         offered = [e for e in status.endpoints if e.state in (EndpointState.READY, EndpointState.HALF_OPEN)]
+        self._take_flow(status.flow)
         self.running.set(status.inflight, name)
         self.ready.set(len(offered), name)
         self.open.set(status.unclosed)

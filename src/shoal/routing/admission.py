@@ -6,17 +6,28 @@ sends nothing itself: the router gives it the way to place a request, and it is 
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from shoal.flow import Queue, Ticket
+from shoal.flow import Lane, Queue, Ticket
+from shoal.flow.queue import MAX_LANES
 from shoal.pool import Outcome, Refusal, RefusalReason, Request
 from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Books, Flight
 from shoal.routing.candidates import Candidates, Rows
 from shoal.routing.charges import Charges
 from shoal.routing.commands import Command, Forward, Hold, Refuse, Waited
 from shoal.routing.config import RouterConfig
-from shoal.routing.events import EndpointLeft, Event, LoadSeen, PeerJoined, PeerLeft, Ticked, TokenKeys
+from shoal.routing.events import (
+    Arrived,
+    EndpointLeft,
+    Event,
+    LoadSeen,
+    PeerJoined,
+    PeerLeft,
+    Recorded,
+    Ticked,
+    TokenKeys,
+)
 from shoal.routing.fleet import Fleet
 from shoal.routing.flowplan import FlowPlan
 from shoal.routing.models import ModelTable, Resolved
@@ -88,8 +99,11 @@ class Admission:
         self._plan: FlowPlan | None = None
         self._room: Room | None = None
         self._queue: Queue | None = None
+        self._known: frozenset[int] = frozenset()
+        self._lanes: dict[str, tuple[Rows, str]] = {}
         self._opens_at = math.inf
         self._turn = 0
+        self._has_news = False
         self.configure(config, 0.0)
 
     @staticmethod
@@ -103,8 +117,9 @@ class Admission:
         plan = self._plan = config.flow
         if plan is None:
             return
+        self._known = self._tenancy.priorities | set(plan.priorities)
         if self._room is None or self._queue is None:
-            self._room = Room(self._fleet, self._books, plan)
+            self._room = Room(self._fleet, plan)
             self._queue = Queue(plan.queue)
             return
         self._room.configure(plan)
@@ -124,7 +139,8 @@ class Admission:
         """Send a request, let it wait, or refuse it."""
         request = pending.request
         standing = self._tenancy.of(request)
-        pending = pending._replace(priority=standing.priority)
+        if standing.priority:
+            pending = pending._replace(priority=standing.priority)
         wait_s = self._charges.open(request, standing, now)
         if wait_s:
             return [self._over_budget(pending, wait_s)]
@@ -137,7 +153,7 @@ class Admission:
         queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
         if len(rows) and not lane.size:
             saturation = room.saturation(now)
-            ceiling = room.ceilings(self._priorities(ticket.priority), saturation)[ticket.priority]
+            ceiling = room.ceilings(self._bands(ticket.priority), saturation)[ticket.priority]
             open_rows = rows[saturation[rows] < ceiling]
             if len(open_rows):
                 sent = self._sender.send(pending, open_rows, now)
@@ -150,7 +166,11 @@ class Admission:
         if full:
             return [self._turned_away(pending, self._full(full, ticket, has_endpoints=len(rows) > 0, now=now), now)]
         ahead = sum(band.size for band in lane.bands if band.priority >= ticket.priority)
-        ticket.item = pending._replace(ahead=ahead)
+        if ahead:
+            ticket.item = Pending(*pending[:-1], ahead)
+        # Where others wait already, one more of the same or a lower priority cannot go before them.
+        highest = next((band.priority for band in lane.bands if band.size), None)
+        self._has_news = highest is None or ticket.priority > highest
         queue.offer(ticket, now)
         return [Hold(request.id, ticket.priority, ahead)]
 
@@ -199,6 +219,17 @@ class Admission:
     def _lane(self, pending: Pending, rows: Rows) -> str:
         """A name for all requests that can go where this one can: its base model, unless it is choosier than that."""
         target = pending.resolved.target
+        known_rows, known = self._lanes.get(target, (None, ""))
+        if rows is known_rows and pending.request.subset is None:
+            return known
+        name = self._lane_of(pending, target, rows)
+        if len(self._lanes) >= MAX_LANES:
+            self._lanes.clear()
+        # Rows are one object until the fleet or a model changes.
+        self._lanes[target] = (rows, name)
+        return name
+
+    def _lane_of(self, pending: Pending, target: str, rows: Rows) -> str:
         if not len(rows):
             return target
         base = self._models.base_at(self._fleet.rows[rows[0]].endpoint.id) or target
@@ -208,14 +239,12 @@ class Admission:
             return base
         return f"{target}|{','.join(map(str, rows.tolist()))}"
 
-    def _priorities(self, own: int) -> set[int]:
-        assert self._plan is not None
-        assert self._queue is not None
-        waiting = {priority for priority, held in self._queue.occupancy().items() if held.requests}
-        return {*self._plan.priorities, *self._seen_priorities(), *waiting, own}
-
-    def _seen_priorities(self) -> set[int]:
-        return self._tenancy.priorities
+    def _bands(self, own: int) -> frozenset[int]:
+        """The priorities that there are."""
+        known = self._known
+        if own not in known:
+            known = self._known = known | {own}
+        return known
 
     # ------------------------------------------------------------------ after every event
 
@@ -233,6 +262,9 @@ class Admission:
         if self._plan is None:
             return self._flush(now)
         commands = [self._gave_up(ticket, now) for ticket in self._queue.expired(now, MAX_PER_STEP)]
+        if isinstance(event, Recorded) or (isinstance(event, Arrived) and not self._has_news):
+            # Nothing has become free; what a record teaches is seen with the next end or reading.
+            return commands
         return commands + self._pump(now)
 
     def _pump(self, now: float) -> list[Command]:
@@ -246,45 +278,45 @@ class Admission:
         self._turn += 1
         turn = self._turn % max(1, len(lanes))
         for lane in (*lanes[turn:], *lanes[:turn]):
-            while lane.size and len(commands) < MAX_PER_STEP:
-                command = self._next_of(lane.name, now)
-                if command is None:
-                    break
-                commands.append(command)
+            self._pump_lane(lane, commands, now)
         if len(commands) >= MAX_PER_STEP:
             self._opens_at = now
         return commands
 
-    def _next_of(self, name: str, now: float) -> Command | None:
-        """Send the next request of a lane, None when none may go."""
+    def _pump_lane(self, lane: Lane, commands: list[Command], now: float) -> None:
+        """Send the next requests of a lane while any may go."""
         queue, room = self._queue, self._room
         assert queue is not None
         assert room is not None
-        lane = queue.lane(name)
-        first = next((head for band in lane.bands if (head := band.head(now)) is not None), None)
-        if first is None:
-            return None
-        rows = self._rows(first, now)
-        queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
-        if not len(rows):
-            return None
-        saturation = room.saturation(now)
-        ceilings = room.ceilings(self._priorities(first.priority), saturation)
-        highest = max(ceilings.values())
-        least = float(saturation[rows].min())
-        ticket = lane.next(lambda priority, is_owed: least < (highest if is_owed else ceilings[priority]), now)
-        if ticket is None:
-            self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[first.priority], now))
-            return None
-        # It may be choosier than the first one; and who is owed a share is held back from nothing.
-        rows = self._rows(ticket, now)
-        open_rows = rows[
-            saturation[rows] < (highest if least >= ceilings[ticket.priority] else ceilings[ticket.priority])
-        ]
-        if not len(open_rows):
-            self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[ticket.priority], now))
-            return None
-        return self._let_go(ticket, open_rows, now)
+        while lane.size and len(commands) < MAX_PER_STEP:
+            first = next(head for band in lane.bands if band.size and (head := band.head(now)) is not None)
+            rows = self._rows(first, now)
+            queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
+            if not len(rows):
+                return
+            saturation = room.saturation(now)
+            ceilings = room.ceilings(self._bands(first.priority), saturation)
+            highest = max(ceilings.values())
+            least = float(saturation[rows].min())
+            if least >= highest:
+                self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[first.priority], now))
+                return
+            ticket = lane.next(_may_go(ceilings, highest, least), now)
+            if ticket is None:
+                self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[first.priority], now))
+                return
+            # It may be choosier than the first one; and who is owed a share is held back from nothing.
+            rows = rows if ticket is first else self._rows(ticket, now)
+            own = ceilings[ticket.priority]
+            ceiling = highest if least >= own else own
+            open_rows = rows[saturation[rows] < ceiling]
+            if not len(open_rows):
+                self._opens_at = min(self._opens_at, room.opens_at(rows, own, now))
+                return
+            command = self._let_go(ticket, open_rows, now)
+            if command is None:
+                return
+            commands.append(command)
 
     def _rows(self, ticket: Ticket, now: float) -> Rows:
         pending = _pending(ticket)
@@ -455,6 +487,15 @@ def tenants_of(queue: Queue, priority: int) -> dict[str, int]:
                 waiting[line.tenant_id] = waiting.get(line.tenant_id, 0) + line.size
     most = sorted(waiting.items(), key=lambda item: (-item[1], item[0]))
     return dict(most[:MAX_TENANTS_SHOWN])
+
+
+def _may_go(ceilings: Mapping[int, float], highest: float, least: float) -> Callable[[int, bool], bool]:
+    """Whether the least full endpoint has room for a priority; a band that is owed its share may use all there is."""
+
+    def may_go(priority: int, is_owed: bool) -> bool:
+        return least < (highest if is_owed else ceilings.get(priority, highest))
+
+    return may_go
 
 
 def _pending(ticket: Ticket) -> Pending:

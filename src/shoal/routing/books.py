@@ -74,6 +74,15 @@ class Flight:
         self.priority = 0
         self.ahead = 0
 
+    def engine_ttft_s(self, outcome: Outcome) -> float | None:
+        """Return the time to first token that is the engine's, None when no token came.
+
+        What the client took to send its request says nothing of the engine, nor what it waited here for its tokens or
+        its turn.
+        """
+        ttft_s = outcome.ttft_s if outcome.engine_ttft_s is None else outcome.engine_ttft_s
+        return None if ttft_s is None else max(0.0, ttft_s - (self.dispatched_at - self.arrived_at))
+
 
 class Listener(Protocol):
     """Who is told of every change of the own bookings."""

@@ -23,6 +23,7 @@ _COLUMNS: dict[str, float] = {
     "waiting": np.nan,
     "running": np.nan,
     "kv_usage": np.nan,
+    "kv_capacity_tokens": np.nan,
     "signals_at": -np.inf,
     "inflight_requests": 0.0,
     "inflight_output_tokens": 0.0,
@@ -158,6 +159,8 @@ class Fleet:
         cells["waiting"][row] = np.nan if signals.waiting is None else signals.waiting
         cells["running"][row] = np.nan if signals.running is None else signals.running
         cells["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
+        if signals.num_blocks and signals.block_size_tokens:
+            cells["kv_capacity_tokens"][row] = float(signals.num_blocks * signals.block_size_tokens)
         cells["signals_at"][row] = now
 
     def end_trial(self, member: Member) -> None:

@@ -59,8 +59,7 @@ class Lessons:
         if served is not None and outcome.status and not outcome.is_upstream_failure:
             self._candidates.succeeded(served)
         is_prefilled = self._credit(flight, first, served, outcome, now)
-        # What the client took to send its request says nothing of the engine.
-        ttft_s = outcome.ttft_s if outcome.engine_ttft_s is None else outcome.engine_ttft_s
+        ttft_s = flight.engine_ttft_s(outcome)
         if served is not None and not outcome.is_upstream_failure and ttft_s is not None:
             self._measure(flight, served, outcome, ttft_s)
         return is_prefilled and served is first
@@ -119,7 +118,8 @@ class Lessons:
             tpot_s = 0.0
             if not outcome.is_cut and (outcome.completion_tokens or 0) >= MIN_TPOT_TOKENS:
                 tokens = outcome.completion_tokens or MIN_TPOT_TOKENS
-                tpot_s = max(0.0, outcome.duration_s - ttft_s) / (tokens - 1)
+                first_s = ttft_s if outcome.ttft_s is None else outcome.ttft_s
+                tpot_s = max(0.0, outcome.duration_s - first_s) / (tokens - 1)
             self._outbox.measured(served, work, ttft_s, tpot_s)
             self.measured(served, work, ttft_s, tpot_s)
         else:

@@ -30,9 +30,9 @@ class Standing(NamedTuple):
 
 
 class Tenancy:
-    """The tenants of a configuration."""
+    """The tenants of a configuration.  priorities: those that it gives to anybody."""
 
-    __slots__ = ("_objectives", "_standings", "_tenants", "_trusts_headers", "_trusts_tenants")
+    __slots__ = ("_objectives", "_standings", "_tenants", "_trusts_headers", "_trusts_tenants", "priorities")
 
     def __init__(self, pool: PoolSettings, objectives: Mapping[str, int]) -> None:
         self._objectives = objectives
@@ -41,11 +41,8 @@ class Tenancy:
         # Where there are keys the tenant is the key's owner, whatever a header says.
         self._trusts_tenants = bool(pool.auth.keys_file) or pool.flow.trust_headers
         self._standings: dict[str, Standing] = {}
-
-    @property
-    def priorities(self) -> set[int]:
-        """Those that the configuration gives to anybody."""
-        return {0, *self._objectives.values(), *(tenant.priority or 0 for tenant in self._tenants.values())}
+        given = (tenant.priority or 0 for tenant in pool.tenants.values())
+        self.priorities = frozenset((0, *objectives.values(), *given))
 
     @property
     def has_budgets(self) -> bool:
@@ -78,13 +75,15 @@ class Tenancy:
 
 def wait_limit_s(request: Request) -> float:
     """Return how long the client waits, in seconds; infinite when it does not say, or nonsense."""
+    if not request.headers:
+        return math.inf
     own_s = _seconds(request.headers.get(DEADLINE_HEADERS[0], ""), 1e-3)
     return min(own_s, _seconds(request.headers.get(DEADLINE_HEADERS[1], ""), 1.0))
 
 
 def slo_ttft_s(request: Request) -> float:
     """Return the time to first token that the client asks for, in seconds; infinite as above."""
-    return _seconds(request.headers.get(SLO_TTFT_HEADER, ""), 1e-3)
+    return _seconds(request.headers.get(SLO_TTFT_HEADER, ""), 1e-3) if request.headers else math.inf
 
 
 def _seconds(text: str, unit_s: float) -> float:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shoal.hosts.admin.queues import FlowPicture
+
 _LEAST_KNOWN_FIRST = ("stale", "catching-up", "none", "fresh")
 _PEER_WORST_FIRST = ("lost", "silent", "catching-up", "heard")
 _WORST_FIRST = ("draining", "paused", "loading", "ejected", "half-open", "ready")
@@ -79,6 +81,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     index_bytes: int | float = 0
     index_budget_bytes: int | float = 0
     warnings: list[str] = []
+    flow: FlowPicture = FlowPicture()
     peers: list[SharedPicture] = []
 
 
@@ -114,6 +117,7 @@ class PoolPicture(msgspec.Struct, frozen=True, kw_only=True):
     inflight: int | float = 0
     errors_total: int | float = 0
     warnings: list[str] = []
+    flow: FlowPicture = FlowPicture()
     peers: list[SharedPicture] = []
 
 

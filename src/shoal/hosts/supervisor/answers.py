@@ -18,6 +18,7 @@ from shoal.hosts.admin import (
     merge_endpoints,
     merge_warnings,
 )
+from shoal.hosts.admin.queues import merge_flows
 from shoal.hosts.admin.snapshots import merge_peers
 from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
 from shoal.hosts.supervisor.merging import Family, WorkerCounts, merge, text
@@ -95,6 +96,7 @@ class PoolAnswers:
             inflight=sum(answer.inflight for answer in heard),
             errors_total=left.errors_total + sum(answer.errors_total for answer in heard),
             peers=merge_peers(heard),
+            flow=merge_flows(answer.flow for answer in heard),
             warnings=list(dict.fromkeys([*about.warnings, *merge_warnings(heard)])),
             is_partial=len(heard) < len(seats),
         )
