@@ -17,6 +17,9 @@ import numpy as np
 from bench.bars.decide import MODEL, arrivals, router_of
 from bench.bars.registry import Figure, bar
 from bench.crowds import Tenant, run, tokens_between, ttft_s
+from shoal.flow import BandPolicy, Queue, QueuePolicy, Ticket
+from shoal.flow.fairness import TokenFairness
+from shoal.flow.ordering import TurnAwareOrdering
 from shoal.pool import Outcome, Signals
 from shoal.routing import Ended, Forward, Recorded, Router
 from shoal.routing.admission import Admission
@@ -106,7 +109,42 @@ def _ended(sample: Sample) -> float:
     return sample.arrived_s + sample.duration_s
 
 
-@bar("flow.cost", "CPU that waiting adds to a request while 10,000 wait", unit="us", at_most=30, part=4)
+@bar("flow.queue", "CPU of the queue, one request in and one out, 10,000 waiting", unit="us", at_most=30, part=4)
+def _queue(scale: float) -> Figure:
+    """The queue alone: 100 tenants in three bands, with what each request is charged."""
+    band = BandPolicy(TokenFairness(), TurnAwareOrdering())
+    queue = Queue(QueuePolicy(band, band))
+    count = max(2_000, int(10_000 * scale))
+
+    def ticket(number: int) -> Ticket:
+        return Ticket(
+            f"r{number}", tenant_id=f"t{number % 100}", priority=number % 3, work_tokens=900.0, arrived_at=number * 1e-3,
+            ttl_s=60.0,
+        )  # fmt: skip
+
+    for number in range(_QUEUED):
+        queue.offer(ticket(number), 0.0)
+    lane, spent = queue.lane(""), []
+    clock = time.thread_time_ns
+    for number in range(_QUEUED, _QUEUED + count):
+        now, came = number * 1e-3, ticket(number)
+        began = clock()
+        assert not queue.full(came)
+        queue.offer(came, now)
+        goes = lane.next(_always, now)
+        assert goes is not None
+        queue.serve(goes, now)
+        queue.spent(goes, 1_000.0, now)
+        spent.append(clock() - began)
+    assert len(queue) == _QUEUED
+    return Figure(value=float(np.median(spent)) / 1e3)
+
+
+def _always(priority: int, is_owed: bool) -> bool:
+    return True
+
+
+@bar("flow.cost", "CPU of the whole gate for a request that waits, 10,000 waiting", unit="us", at_most=30, part=4)
 def _cost(scale: float) -> Figure:
     count = max(1_000, int(4_000 * scale))
     config = (

@@ -144,6 +144,8 @@ class Lane:
 
     def _due(self, may_go: Callable[[int, bool], bool], now: float) -> Ticket | None:
         """The head of the lower band that is owed most and has earned what its head costs."""
+        if len(self.bands) == 1:
+            return None
         owed = [band for band in self.bands[1:] if band.size and band.owed_tokens > 0.0]
         for band in sorted(owed, key=lambda each: -each.owed_tokens):
             head = band.head(now)
@@ -165,6 +167,8 @@ class Lane:
 
     def spent(self, priority: int, tokens: float) -> None:
         """Note that a request of a band has gone and costs so much: the bands that wait are owed their share of it."""
+        if len(self.bands) == 1:
+            return
         waiting = [band for band in self.bands[1:] if band.size or band.priority == priority]
         ratio = min(self._share_ratio, MOST_SHARED / max(1, len(waiting)))
         for band in waiting:

@@ -5,7 +5,8 @@ overshoots, and a reading that does not come stops nothing.  Shoal's own detecto
 """
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,14 @@ ASSUMED_CONCURRENCY = 100.0
 """Requests that an endpoint is thought to take while nothing is known of its queue: llm-d's own default."""
 
 
-class Loads(NamedTuple):
+@dataclass(slots=True)
+class Loads:
     """What is known of the endpoints at `now`, one float64 each, in the order of `ids` (one object until they change).
 
     inflight_requests, inflight_tokens (uncached prompt tokens), output_tokens (that are expected): own books, with
     those of peers and of others.  clear_at: when the prompts in flight are prefilled.  kv_capacity_tokens: NaN unknown.
-    waiting, running, kv_usage (0 to 1): the engine's last reading, NaN unknown.  read_at: when that was.
+    waiting, running, kv_usage (0 to 1): the engine's last reading, NaN unknown.  read_at: when that was.  One object
+    serves until the fleet changes: its owner moves `now`, and the columns are the books themselves.
     """
 
     ids: Sequence[str]

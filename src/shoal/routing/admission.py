@@ -19,6 +19,7 @@ from shoal.routing.commands import Command, Forward, Hold, Refuse, Waited
 from shoal.routing.config import RouterConfig
 from shoal.routing.events import (
     Arrived,
+    Ended,
     EndpointLeft,
     Event,
     LoadSeen,
@@ -154,7 +155,7 @@ class Admission:
         if len(rows) and not lane.size:
             saturation = room.saturation(now)
             ceiling = room.ceilings(self._bands(ticket.priority), saturation)[ticket.priority]
-            open_rows = rows[saturation[rows] < ceiling]
+            open_rows = room.below(rows, saturation, ceiling)
             if len(open_rows):
                 sent = self._sender.send(pending, open_rows, now)
                 if isinstance(sent, Forward):
@@ -250,22 +251,30 @@ class Admission:
 
     def after(self, event: Event, now: float) -> list[Command]:
         """Learn from an event what concerns the gate, and let through who can go now."""
+        kind = type(event)
+        if kind not in _OF_REQUEST:
+            self._learn(event, now)
+        if self._queue is None or not len(self._queue):
+            self._opens_at = math.inf
+            return []
+        if self._plan is None:
+            return self._flush(now)
+        gives_up = self._queue.deadline()
+        commands: list[Command] = []
+        if gives_up is not None and gives_up <= now:
+            commands += [self._gave_up(ticket, now) for ticket in self._queue.expired(now, MAX_PER_STEP)]
+        if kind is Recorded or (kind is Arrived and not self._has_news):
+            # Nothing has become free; what a record teaches is seen with the next end or reading.
+            return commands
+        return commands + self._pump(now)
+
+    def _learn(self, event: Event, now: float) -> None:
         if isinstance(event, LoadSeen) and self._room is not None:
             self._room.read(event.endpoint_id, event.signals, now)
         elif isinstance(event, EndpointLeft) and self._room is not None:
             self._room.left(event.endpoint_id)
         elif isinstance(event, PeerJoined | PeerLeft | Ticked):
             self._charges.budgets.share(1.0 / (1 + self._peers()))
-        if self._queue is None or not len(self._queue):
-            self._opens_at = math.inf
-            return []
-        if self._plan is None:
-            return self._flush(now)
-        commands = [self._gave_up(ticket, now) for ticket in self._queue.expired(now, MAX_PER_STEP)]
-        if isinstance(event, Recorded) or (isinstance(event, Arrived) and not self._has_news):
-            # Nothing has become free; what a record teaches is seen with the next end or reading.
-            return commands
-        return commands + self._pump(now)
 
     def _pump(self, now: float) -> list[Command]:
         """Send those whose turn it is while there is room."""
@@ -297,7 +306,7 @@ class Admission:
             saturation = room.saturation(now)
             ceilings = room.ceilings(self._bands(first.priority), saturation)
             highest = max(ceilings.values())
-            least = float(saturation[rows].min())
+            least = room.least(rows, saturation)
             if least >= highest:
                 self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[first.priority], now))
                 return
@@ -309,7 +318,7 @@ class Admission:
             rows = rows if ticket is first else self._rows(ticket, now)
             own = ceilings[ticket.priority]
             ceiling = highest if least >= own else own
-            open_rows = rows[saturation[rows] < ceiling]
+            open_rows = room.below(rows, saturation, ceiling)
             if not len(open_rows):
                 self._opens_at = min(self._opens_at, room.opens_at(rows, own, now))
                 return
@@ -475,6 +484,7 @@ class Admission:
 
 
 _ANY = Request(id="")
+_OF_REQUEST = (Arrived, Ended, Recorded)
 MAX_TENANTS_SHOWN = 50
 
 

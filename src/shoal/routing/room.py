@@ -15,6 +15,7 @@ from shoal.pool import Outcome, Signals
 from shoal.routing.books import Flight
 from shoal.routing.fleet import Fleet, Floats
 from shoal.routing.flowplan import FlowPlan
+from shoal.scheduling.plugin import FEW
 
 Rows = npt.NDArray[np.intp]
 MAX_SETS = 64
@@ -25,13 +26,24 @@ CYCLE_S = 0.01
 class Room:
     """The endpoints as flow control sees them."""
 
-    __slots__ = ("_ceilings", "_cycle", "_draining", "_endpoints", "_fleet", "_ids", "_learning", "_plan")
+    __slots__ = (
+        "_ceilings",
+        "_cycle",
+        "_draining",
+        "_endpoints",
+        "_fleet",
+        "_had_foreign",
+        "_known",
+        "_learning",
+        "_plan",
+    )
 
     def __init__(self, fleet: Fleet, plan: FlowPlan) -> None:
         self._fleet = fleet
         self._take(plan)
         self._endpoints: object = None
-        self._ids: tuple[str, ...] = ()
+        self._known: Loads | None = None
+        self._had_foreign = False
         self._cycle = 0
 
     def configure(self, plan: FlowPlan) -> None:
@@ -52,28 +64,48 @@ class Room:
         """How full each endpoint of the fleet is, by row."""
         return self._plan.detector.saturation(self._loads(now))
 
+    @staticmethod
+    def below(rows: Rows, saturation: Floats, ceiling: float) -> Rows:
+        """Those of `rows` that are less full than a ceiling."""
+        if len(saturation) > FEW:
+            return rows[saturation[rows] < ceiling]
+        values = saturation.tolist()
+        picked = [row for row in rows.tolist() if values[row] < ceiling]
+        return rows if len(picked) == len(rows) else np.array(picked, np.intp)
+
+    @staticmethod
+    def least(rows: Rows, saturation: Floats) -> float:
+        """How full the emptiest of `rows` is."""
+        if len(saturation) > FEW:
+            return float(saturation[rows].min())
+        values = saturation.tolist()
+        return float(min([values[row] for row in rows.tolist()]))
+
     def _loads(self, now: float) -> Loads:
         fleet = self._fleet
-        columns = fleet.columns
-        if self._endpoints is not fleet.endpoints:
+        loads = self._known
+        if loads is None or self._endpoints is not fleet.endpoints:
             self._endpoints = fleet.endpoints
-            self._ids = tuple(endpoint.id for endpoint in fleet.endpoints)
-        inflight = columns["inflight_requests"]
-        if fleet.has_foreign:
-            inflight = inflight + columns["foreign_requests"]
-        return Loads(
-            self._ids,
-            now,
-            inflight,
-            columns["booked_uncached_tokens"],
-            columns["inflight_output_tokens"],
-            columns["kv_capacity_tokens"],
-            columns["clear_at"],
-            columns["waiting"],
-            columns["running"],
-            columns["kv_usage"],
-            columns["signals_at"],
-        )
+            columns = fleet.columns
+            loads = self._known = Loads(
+                tuple(endpoint.id for endpoint in fleet.endpoints),
+                now,
+                columns["inflight_requests"],
+                columns["booked_uncached_tokens"],
+                columns["inflight_output_tokens"],
+                columns["kv_capacity_tokens"],
+                columns["clear_at"],
+                columns["waiting"],
+                columns["running"],
+                columns["kv_usage"],
+                columns["signals_at"],
+            )
+        loads.now = now
+        if fleet.has_foreign or self._had_foreign:
+            self._had_foreign = fleet.has_foreign
+            own = fleet.columns["inflight_requests"]
+            loads.inflight_requests = own + fleet.columns["foreign_requests"] if fleet.has_foreign else own
+        return loads
 
     def ceilings(self, priorities: frozenset[int], saturation: Floats) -> Mapping[int, float]:
         """How full an endpoint may be for each of the priorities."""
