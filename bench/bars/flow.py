@@ -109,7 +109,7 @@ def _ended(sample: Sample) -> float:
     return sample.arrived_s + sample.duration_s
 
 
-@bar("flow.queue", "CPU of the queue, one request in and one out, 10,000 waiting", unit="us", at_most=30, part=4)
+@bar("flow.queue", "CPU of the queue, one in and one out, 10,000 waiting", unit="us", at_most=30, part=4)
 def _queue(scale: float) -> Figure:
     """The queue alone: 100 tenants in three bands, with what each request is charged."""
     band = BandPolicy(TokenFairness(), TurnAwareOrdering())
@@ -144,7 +144,7 @@ def _always(priority: int, is_owed: bool) -> bool:
     return True
 
 
-@bar("flow.cost", "CPU of the whole gate for a request that waits, 10,000 waiting", unit="us", at_most=30, part=4)
+@bar("flow.cost", "CPU of the whole gate for one that waits, 10,000 waiting", unit="us", at_most=30, part=4)
 def _cost(scale: float) -> Figure:
     count = max(1_000, int(4_000 * scale))
     config = (
