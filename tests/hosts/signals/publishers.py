@@ -226,7 +226,8 @@ class Following:
 
     def __init__(self, settings: KvSettings = QUICK) -> None:
         self.router = SeenRouter()
-        self.subscriber = KvSubscriber(self.router.feed, PlainLedger, settings)
+        self.models: list[str] = []
+        self.subscriber = KvSubscriber(self.router.feed, self._ledger, settings)
         self.subscriber.configure(lambda endpoint: endpoint.kv_sources)
 
     def join(self, *sources: KvSource, endpoint_id: str = "e") -> None:
@@ -256,6 +257,10 @@ class Following:
             for sample in family.samples
             if labels.items() <= sample.labels.items()
         )
+
+    def _ledger(self, model: str) -> PlainLedger:
+        self.models.append(model)
+        return PlainLedger(model)
 
     def __enter__(self) -> "Following":
         return self

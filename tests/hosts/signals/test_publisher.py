@@ -16,12 +16,14 @@ class Engine:
 
     def __init__(self, keeps: int, has_replay: bool) -> None:
         self.keeps = keeps
+        self.has_replay = has_replay
         self.log: list[bytes] = []
         self.run = 0
         self.applied: list[bytes] = []
         self.gaps = 0
         self.is_paused = False
         self.asked: int | None = None
+        self.asks = 0
         self.live: list[tuple[int, bytes]] = []
         self.warming = False
         self.publisher = Publisher(
@@ -55,6 +57,7 @@ class Engine:
 
     def _ask(self, start: int | None) -> None:
         self.asked = start
+        self.asks += 1
 
     def _pause(self, is_paused: bool) -> None:
         self.is_paused = is_paused
@@ -72,6 +75,9 @@ class Engine:
         self.log, self.live = [], []
         self.publisher.disconnected()
         self.publisher.connected()
+        if not self.has_replay:
+            # An engine publishes nothing before its model is loaded, and by then the stream stands again.
+            self.publish(False)
 
     def settle(self, answers: bool = True) -> None:
         """Deliver everything that is under way."""
@@ -90,9 +96,10 @@ class Engine:
             if self.publisher.replay_failed():
                 self.publisher.retry()
             return
+        asks = self.asks
         for number in range(max(start, len(self.log) - self.keeps), len(self.log)):
             self.publisher.replied(number, self.log[number])
-            if self.asked != start:
+            if self.asks != asks:
                 return
         self.asked = None
         self.publisher.replay_ended()

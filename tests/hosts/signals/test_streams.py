@@ -9,7 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.pool import ServedModel
 from shoal.pool.kvevents import KvSource, KvState
+from shoal.routing.events import BlocksCleared, ModelsSeen
+from shoal.routing.models import ModelTable
 from tests.hosts.signals.publishers import (
     CLEARED,
     QUICK,
@@ -392,6 +395,59 @@ def test_ranks_are_followed_apart_and_the_worst_is_the_endpoints_state() -> None
             await seen.until(lambda: seen.router.state() is KvState.STALE)
             second.publish(stored(3))
             await seen.until(lambda: seen.router.held("e", 1) == {2, 3})
+
+    asyncio.run(run())
+
+
+def test_keys_are_made_with_the_name_that_the_router_asks_for_tokens_with() -> None:
+    async def run() -> None:
+        listed = (ServedModel(id="adapter", parent="z"), ServedModel(id="z"), ServedModel(id="b"))
+        table = ModelTable()
+        table.update("e", listed)
+        with ScriptedPublisher() as engine, Following() as seen:
+            seen.join(engine.source())
+            await seen.fresh()
+            engine.publish(stored(1))
+            await seen.until(lambda: seen.router.held() == {1})
+            seen.subscriber.observe(ModelsSeen("e", listed))
+            # Under another name it has other keys, so all is read again.
+            await seen.until(lambda: seen.router.cleared == 1 and seen.router.held() == {1})
+            await seen.fresh()
+            assert seen.models[-1] == table.base_at("e") == "b"
+
+    asyncio.run(run())
+
+
+def test_a_cache_that_the_fleet_says_is_empty_is_learned_anew() -> None:
+    async def run() -> None:
+        with ScriptedPublisher() as engine, Following() as seen:
+            seen.join(engine.source())
+            await seen.fresh()
+            engine.publish(stored(1))
+            await seen.until(lambda: seen.router.held() == {1})
+            ledgers = len(seen.models)
+            seen.subscriber.observe(BlocksCleared("e"))
+            seen.router.feed(BlocksCleared("e"))
+            assert len(seen.models) == ledgers + 1
+            engine.publish(stored(2))
+            await seen.until(lambda: seen.router.held() == {2})
+
+    asyncio.run(run())
+
+
+def test_streams_follow_what_the_configuration_wants() -> None:
+    async def run() -> None:
+        with ScriptedPublisher() as engine, Following() as seen:
+            seen.join(engine.source())
+            engine.publish(stored(1))
+            await seen.until(lambda: seen.router.held() == {1})
+            seen.subscriber.configure(None)
+            assert seen.count("llm_d_epp_kv_cache_events_active_subscribers") == 0
+            assert seen.subscriber.states() == {"e": KvState.NONE}
+            seen.router.blocks.clear()
+            seen.subscriber.configure(lambda endpoint: endpoint.kv_sources)
+            await seen.until(lambda: seen.router.held() == {1})
+            await seen.fresh()
 
     asyncio.run(run())
 

@@ -174,22 +174,22 @@ class Publisher:
         """One message of the replay, its end excepted."""
         if not self._is_replaying:
             return
-        if not self._has_replied:
-            self._has_replied = True
-            if self._is_rebuilding:
-                self._is_rebuilding = False
-                self._forget()
-            elif sequence == self._last and payload != self._last_payload:
-                self._restart()
-                self._replay()
-                return
+        is_first, self._has_replied = not self._has_replied, True
+        if is_first and self._is_rebuilding:
+            self._is_rebuilding = False
+            self._forget()
+        elif is_first and sequence == self._last and payload != self._last_payload:
+            self._restart()
+            self._replay()
+            return
         if sequence <= self._last:
             return
         self._progress = True
         if self._is_checking:
             self._is_checking = False
             self._settle()
-        if sequence > self._last + 1:
+        # Without the last message once more nothing says that this is the process of before.
+        if sequence > self._last + 1 or (is_first and self._last >= 0):
             # The engine keeps no more than this.  What it still holds of before is seldom asked for.
             self._notes.gap("not-kept" if self._last >= 0 else "began-later")
             if self._last >= 0:

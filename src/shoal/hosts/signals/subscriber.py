@@ -129,7 +129,8 @@ class KvSubscriber:
 
     def _see_models(self, endpoint_id: str, models: tuple[ServedModel, ...]) -> None:
         followed = self._followed.get(endpoint_id)
-        model = next((model.id for model in models if not model.parent), "")
+        # Of several names of one engine the one that the router asks for tokens with (`ModelTable.base_at`).
+        model = min((model.id for model in models if not model.parent), default="")
         if followed is not None and model and model != followed.model:
             followed.model = model
             self._connect(endpoint_id, followed)
