@@ -118,8 +118,8 @@ def _queue(scale: float) -> Figure:
 
     def ticket(number: int) -> Ticket:
         return Ticket(
-            f"r{number}", tenant_id=f"t{number % 100}", priority=number % 3, work_tokens=900.0, arrived_at=number * 1e-3,
-            ttl_s=60.0,
+            f"r{number}", tenant_id=f"t{number % 100}", priority=number % 3, work_tokens=900.0, ttl_s=60.0,
+            arrived_at=number * 1e-3,
         )  # fmt: skip
 
     for number in range(_QUEUED):
