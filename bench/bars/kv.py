@@ -40,13 +40,15 @@ _ENDPOINTS = 8
 _SEQUENCES = 64
 _PROMPT_BLOCKS = 64
 _DRAINED = (1, 8, 32, 128)
+# The figure is that of so many messages: what a host reads of one socket before it turns to the next.
+_TURN = 32
 _ROUNDS = 3
 _ROW_BYTES = 16
 _EVENT_BLOCKS = 500
-_LOAD = 0.86
+_LOAD = 0.9
 
 
-def messages(count: int, blocks: int, *, seed: int = 1) -> list[bytes]:
+def messages(count: int, blocks: int, *, seed: int | tuple[int, ...] = 1) -> list[bytes]:
     """Payloads as vLLM 0.32 writes them: each stores so many blocks of one of 64 prompts that grow side by side."""
     rng = np.random.default_rng(seed)
     encode = msgspec.msgpack.Encoder().encode
@@ -99,28 +101,34 @@ class Feed:
                 handle(BlocksCleared(id, 0), 1.0)
 
 
-def _blocks_per_s(count: int, blocks: int, drained: int) -> float:
-    """The best of a few rounds, each into a router that knows nothing."""
-    each = count // _ENDPOINTS
-    payloads = [messages(each, blocks, seed=seed) for seed in range(_ENDPOINTS)]
-    best = 0.0
-    for _ in range(_ROUNDS):
-        router = router_of(_ENDPOINTS, PRECISE)
-        ids = [endpoint.id for endpoint in router.status().endpoints]
-        feeds = [Feed(router, id) for id in ids]
-        gc.collect()
-        began = time.thread_time()
-        for start in range(0, each, drained):
-            for feed, mine in zip(feeds, payloads, strict=True):
-                feed.take(mine[start : start + drained])
-        best = max(best, each * _ENDPOINTS * blocks / (time.thread_time() - began))
-    return best
-
-
 def _ingest(scale: float, blocks: int) -> Figure:
-    count = max(2_048, int(40_000 * scale / blocks))
-    seen = {f"drained_{drained}": round(_blocks_per_s(count, blocks, drained)) for drained in _DRAINED}
-    return Figure(value=seen["drained_32"], details=seen)
+    """Blocks per second for several numbers of messages that wait in a socket when it is read; the best of some rounds.
+
+    The index has been in use before: what a page costs when it is first written is not part of it.
+    """
+    each = max(512, int(12_000 * scale) // blocks)
+    router = router_of(_ENDPOINTS, PRECISE)
+    ids = [endpoint.id for endpoint in router.status().endpoints]
+    rng = np.random.default_rng(9)
+    for _ in range(100):
+        keys = rng.integers(1, 2**64, 10_000, dtype=np.uint64).tobytes()
+        router.handle(BlocksStored(ids[0], keys), 1.0)
+    best = dict.fromkeys(_DRAINED, 0.0)
+    for number in range(_ROUNDS):
+        for drained in _DRAINED if number == 0 else (_TURN,):
+            payloads = [messages(each, blocks, seed=(number, drained, place)) for place in range(_ENDPOINTS)]
+            feeds = [Feed(router, id) for id in ids]
+            gc.collect()
+            began = time.thread_time()
+            for start in range(0, each, drained):
+                for feed, mine in zip(feeds, payloads, strict=True):
+                    feed.take(mine[start : start + drained])
+            spent = time.thread_time() - began
+            best[drained] = max(best[drained], each * _ENDPOINTS * blocks / spent)
+    expected = 1_000_000 + each * _ENDPOINTS * blocks * (len(_DRAINED) + _ROUNDS - 1)
+    lost = expected - router.status().exact_entries
+    details = {f"drained_{drained}": round(rate) for drained, rate in best.items()}
+    return Figure(value=best[_TURN], void=f"{lost} blocks were not indexed" if lost else "", details=details)
 
 
 @bar("kv.ingest-8", "wire to index at 8 blocks a message", unit="blocks/s", at_least=200_000, part=3)

@@ -185,7 +185,7 @@ def test_b11_a_number_out_of_range_costs_its_own_event_only() -> None:
         KvStored([-1], None, tokens_of((1,)), SIZE),
         KvStored([1], 1 << 64, tokens_of((1,)), SIZE),
         KvStored([1], None, [1, 2, 3, -4], SIZE),
-        KvStored([1], None, [1, 2, 3, 1 << 32], SIZE),
+        KvStored([1], None, [1, 2, 3, 1 << 32], SIZE, extras=[("image",)]),
     ]
     assert said(ledger, *wrong, stored((1, 2))) == {Tier.GPU: set(keys_of((1, 2)))}
     assert ledger.gauges().unreadable == 4

@@ -48,7 +48,7 @@ class KvSource(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
 
 
-class KvStored(msgspec.Struct, frozen=True):
+class KvStored(msgspec.Struct, frozen=True, gc=False):
     """A run of full blocks became usable.
 
     hashes: the engine's own, as unsigned 64-bit numbers, in prefix order.  parent: hash of the block before the first
@@ -69,7 +69,7 @@ class KvStored(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
-class KvRemoved(msgspec.Struct, frozen=True):
+class KvRemoved(msgspec.Struct, frozen=True, gc=False):
     """Blocks are gone from one tier."""
 
     hashes: list[int]

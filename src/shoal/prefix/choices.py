@@ -36,6 +36,8 @@ class TwoChoiceTable(BlockTable):
         """Return the row of each of `keys`, none of them zero; -1 where it has none."""
         rows = self._rows_in(self._first(keys), keys)
         missing = (rows < 0).nonzero()[0]
+        if len(missing) == len(keys):
+            return self._rows_in(self._second(keys), keys)
         if len(missing):
             rest = keys.take(missing)
             rows[missing] = self._rows_in(self._second(rest), rest)
@@ -44,6 +46,8 @@ class TwoChoiceTable(BlockTable):
     def _rows_in(self, buckets: Rows, keys: Blocks) -> Rows:
         found = (self._keys.take(buckets, axis=0) == keys[:, None]).ravel().nonzero()[0]
         rows = np.full(len(keys), -1)
+        if not len(found):
+            return rows
         places = found >> 3
         rows[places] = (buckets.take(places) << 3) + (found & 7)
         return rows
@@ -84,7 +88,8 @@ class TwoChoiceTable(BlockTable):
         while len(keys):
             later = _NO_ENTRIES
             rows, old = self._oldest(self._first(keys))
-            if old.any():
+            is_crowded = bool(old.any())
+            if is_crowded:
                 tries -= 1
                 keys, rows, old, later = self._settle_crowded(keys, rows, old, entry, tries >= 0)
             self._flat_keys[rows] = keys
@@ -92,12 +97,10 @@ class TwoChoiceTable(BlockTable):
             is_placed = self._flat_keys.take(rows) == keys
             here = int(np.count_nonzero(is_placed))
             placed += here
-            gave_way.append(old[is_placed & (old != 0)])
-            if here == len(keys):
-                keys = later
-            else:
-                keys = np.concatenate((keys[~is_placed], later))
-        return placed, np.concatenate(gave_way)
+            if is_crowded:
+                gave_way.append(old[is_placed & (old != 0)])
+            keys = later if here == len(keys) else np.concatenate((keys[~is_placed], later))
+        return placed, np.concatenate(gave_way) if len(gave_way) > 1 else _NO_ENTRIES
 
     def _settle_crowded(
         self, keys: Blocks, rows: Rows, old: Entries, entry: int, may_move: bool

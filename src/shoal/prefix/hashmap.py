@@ -3,7 +3,9 @@
 Owns where rows lie, their age and who is let go when there are too many.  What a row's value means is `ledger`'s.
 """
 
+from array import array
 from collections.abc import Iterator
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,9 @@ _MAX_SEGMENT = 1 << 16
 _MIN_RECENT = 256
 _MAX_RECENT = 1024
 _RECENT_SHARE = 16
-_SLACK = 16
+_SLACK = 4
+_MAPPED_ROWS = 1 << 13
+_OWN = MAP_PRIVATE | MAP_ANONYMOUS
 _AGES = 256
 _OLD = 200
 _EPOCHS = 64
@@ -42,14 +46,24 @@ class Segment:
 
     def __init__(self) -> None:
         self.count = 0
-        self.hashes: Blocks = np.zeros(0, np.uint64)
-        self.keys: Blocks = np.zeros(0, np.uint64)
-        self.marks: Marks = np.zeros(0, np.uint16)
         self.recent: dict[int, int] = {}
+        self._make_room(0)
 
     @property
     def used_bytes(self) -> int:
-        return len(self.hashes) * _ROW_BYTES + len(self.recent) * _RECENT_BYTES
+        return self.count * _ROW_BYTES + len(self.recent) * _RECENT_BYTES
+
+    def _make_room(self, rows: int) -> None:
+        """Take new arrays.  Large ones are mapped each by itself: pages that nothing is written to cost no memory, and
+        those of old arrays go back at once instead of leaving holes in the heap."""
+        if rows < _MAPPED_ROWS:
+            self.hashes: Blocks = np.zeros(rows, np.uint64)
+            self.keys: Blocks = np.zeros(rows, np.uint64)
+            self.marks: Marks = np.zeros(rows, np.uint16)
+        else:
+            self.hashes = np.frombuffer(mmap(-1, 8 * rows, _OWN), np.uint64)
+            self.keys = np.frombuffer(mmap(-1, 8 * rows, _OWN), np.uint64)
+            self.marks = np.frombuffer(mmap(-1, 2 * rows, _OWN), np.uint16)
 
     def look_up(self, hashes: list[int], found: dict[int, int]) -> None:
         """Add the values of those hashes that have one to `found`."""
@@ -134,9 +148,7 @@ class Segment:
             marks[too_old] = (age - _OLD) % _AGES << STATE_BITS | marks[too_old] & _STATE_MASK
         self.count = count = len(keep) + len(new_hashes)
         if count > len(self.hashes) or count < len(self.hashes) // 2:
-            room = count + count // _SLACK
-            self.hashes, self.keys = np.zeros(room, np.uint64), np.zeros(room, np.uint64)
-            self.marks = np.zeros(room, np.uint16)
+            self._make_room(count + count // _SLACK)
         places = hashes.searchsorted(new_hashes) + np.arange(len(new_hashes))
         is_old = np.ones(count, np.bool_)
         is_old[places] = False
@@ -146,14 +158,15 @@ class Segment:
 
     def split(self) -> "Segment":
         """Move the upper half of the rows to a new segment and return it; nothing may be recent."""
-        half = self.count // 2
+        half, count = self.count // 2, self.count
+        hashes, keys, marks = self.hashes, self.keys, self.marks
         upper = Segment()
-        upper.count = self.count - half
-        upper.hashes = self.hashes[half : self.count].copy()
-        upper.keys, upper.marks = self.keys[half : self.count].copy(), self.marks[half : self.count].copy()
-        self.count = half
-        self.hashes = self.hashes[:half].copy()
-        self.keys, self.marks = self.keys[:half].copy(), self.marks[:half].copy()
+        for segment, part in ((upper, slice(half, count)), (self, slice(0, half))):
+            segment.count = part.stop - part.start
+            segment._make_room(segment.count + segment.count // _SLACK)
+            segment.hashes[: segment.count] = hashes[part]
+            segment.keys[: segment.count] = keys[part]
+            segment.marks[: segment.count] = marks[part]
         return upper
 
 
@@ -240,10 +253,8 @@ class HashMap:
 
 def _halves(values: list[int]) -> tuple[Blocks, Marks]:
     """Return the keys and states of values."""
-    return (
-        np.array([value >> STATE_BITS for value in values], np.uint64),
-        np.array([value & _STATE_MASK for value in values], np.uint16),
-    )
+    keys = np.array(array("Q", [value >> STATE_BITS for value in values]), np.uint64)
+    return keys, np.frombuffer(bytes([value & _STATE_MASK for value in values]), np.uint8).astype(np.uint16)
 
 
 def _listed(hashes: Blocks, keys: Blocks, marks: Marks, rows: Rows) -> list[tuple[int, int]]:

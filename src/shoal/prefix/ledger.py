@@ -1,13 +1,12 @@
 """What one publisher of KV events holds: its own hashes turned into our keys, copies counted, orphans joined.
 
-Owns the meaning of stores and removes: which groups count, when a block is gone, what a second store of a block is.
-Rows lie in `hashmap`, blocks with unknown parents in `orphans`; how events look on the wire is `wire.kvevents`'.
+Owns the meaning of stores and removes: when a block is gone, what a second store of a block is.  Which events count is
+`intake`'s; rows lie in `hashmap`, blocks with unknown parents in `orphans`.
 """
 
 import sys
 from array import array
 from collections.abc import Iterable
-from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -15,15 +14,13 @@ import numpy as np
 
 from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored, Tier
 from shoal.prefix.hashmap import BOUND_BYTES, STATE_BITS, HashMap
+from shoal.prefix.intake import Batch, Intake
 from shoal.prefix.match import TIERS
 from shoal.prefix.orphans import BLOCK_BYTES, Orphans, Run
-from shoal.prefix.tokens import MAX_BLOCK_TOKENS, TokenHasher
+from shoal.prefix.tokens import TokenHasher
 
 DEFAULT_LEDGER_BYTES = 16 << 20
 """Room for 560,000 blocks; it is taken as blocks come."""
-
-DENSE_KINDS = frozenset(("", "full_attention", "mla_attention", "sink_full_attention"))
-"""Kinds of groups that keep every block of a prompt; "" is an engine that does not say."""
 
 _WORD = (1 << 64) - 1
 _TIER_MASK = (1 << len(TIERS)) - 1
@@ -31,7 +28,6 @@ _HAS_COPIES = 1 << len(TIERS)
 _TIER_NUMBER = {tier: number for number, tier in enumerate(TIERS)}
 _GPU = _TIER_NUMBER[Tier.GPU]
 _TIER_BITS = 3
-_MAX_GROUPS = 256
 # Of the budget: one part in so many for orphans, and for counts of copies, which take so many bytes each.
 _ORPHANS_SHARE = 8
 _COPIES_SHARE = 16
@@ -40,7 +36,7 @@ _IS_LITTLE = sys.byteorder == "little"
 
 
 class Stored(NamedTuple):
-    """The publisher holds these blocks now.  keys: 8 bytes little-endian each, every key once."""
+    """The publisher holds these blocks now.  keys: 8 bytes little-endian each, in no order."""
 
     keys: bytes
     tier: Tier
@@ -92,20 +88,15 @@ class Ledger:
     on the GPU: an engine that has them would have used them, so this is a report (`kv_cache_report_mode=full`), to
     which no remove belongs; counted, it would keep the block for ever.  Equal first blocks that were computed side by
     side look the same, and are believed gone with the first copy.
-
-    Only one group of a hybrid model is followed, the first dense one that is seen, so that a block of several groups is
-    not counted several times.
     """
 
     __slots__ = (
         "_befores",
-        "_block_size",
         "_copies",
         "_counts",
-        "_group",
         "_hasher",
+        "_intake",
         "_is_cleared",
-        "_kinds",
         "_map",
         "_max_copies",
         "_model",
@@ -121,96 +112,65 @@ class Ledger:
         self._orphans = Orphans(shares[0] // BLOCK_BYTES)
         self._max_copies = shares[1] // _COPY_BYTES
         self._copies: dict[int, int] = {}
-        self._kinds: dict[int, str] = {}
-        self._group: int | None = None
-        self._block_size = 0
+        self._intake = Intake()
         self._rows: dict[int, int] = {}
         self._befores: dict[int, int] = {}
         self._is_cleared = False
-        self._counts = dict.fromkeys(
-            ("joined", "let_go", "other_groups", "unreadable", "unknown_removes", "uncounted"), 0
-        )
+        self._counts = dict.fromkeys(("joined", "let_go", "unknown_removes", "uncounted"), 0)
 
     def apply(self, events: Iterable[KvEvent]) -> list[Change]:
         """Return what these events, in order, change in all: at most one change per kind and tier.
 
         Many events at once cost far less than one by one.
         """
-        kept = [event for event in events if self._is_counted(event)]
-        try:
-            self._rows = self._map.look_up(_hashes_of(kept))
-            digests = self._digests(kept)
-        except (OverflowError, TypeError, ValueError):
-            sound = [event for event in kept if _is_sound(event)]
-            self._counts["unreadable"] += len(kept) - len(sound)
-            kept = sound
-            self._rows = self._map.look_up(_hashes_of(kept))
-            digests = self._digests(kept)
-        self._is_cleared = False
+        events = list(events)
+        self._is_cleared = KvCleared in map(type, events)
+        if self._is_cleared:
+            # What came before the last of them is over.
+            del events[: len(events) - list(map(type, reversed(events))).index(KvCleared)]
+            self._clear()
+        batch = self._intake.read(events)
+        self._rows = self._map.look_up(batch.hashes)
+        digests = self._digests(batch)
         start = 0
-        for event in kept:
-            if type(event) is KvStored:
-                end = start + len(event.hashes) if event.tokens else start
-                self._store(event, digests[start:end])
-                start = end
-            elif type(event) is KvRemoved:
+        for event in batch.events:
+            if isinstance(event, KvRemoved):
                 self._remove(event)
-            else:
-                self._clear()
+                continue
+            if not event.tokens:
+                self._store_known(event.hashes, _TIER_NUMBER[event.tier])
+                continue
+            count = len(event.hashes)
+            if count > 1 or not self._store_next(event, digests[start]):
+                self._store(event, digests[start : start + count])
+            start += count
         return self._changes()
 
-    def _is_counted(self, event: KvEvent) -> bool:
-        """Whether an event is of the group that is followed, and whole.  Learns which group that is."""
-        if isinstance(event, KvCleared):
-            self._group, self._block_size = None, 0
-            return True
-        group = event.group
-        if isinstance(event, KvRemoved):
-            is_other = self._group is not None and group != self._group
-            self._counts["other_groups"] += is_other
-            return not is_other
-        if event.kind and len(self._kinds) < _MAX_GROUPS:
-            self._kinds[group] = event.kind
-        if self._kinds.get(group, "") not in DENSE_KINDS or (self._group is not None and group != self._group):
-            self._counts["other_groups"] += 1
-            return False
-        if not event.tokens:
-            return True
-        size = event.block_size
-        if not 0 < size <= MAX_BLOCK_TOKENS or (self._block_size and size != self._block_size):
-            self._counts["unreadable"] += 1
-            return False
-        if len(event.tokens) != len(event.hashes) * size:
-            self._counts["other_groups"] += 1
-            return False
-        self._group, self._block_size = group, size
-        return True
-
-    def _digests(self, events: list[KvEvent]) -> list[int]:
+    def _digests(self, batch: Batch) -> list[int]:
         """Return the digests of all blocks that come with tokens, one event after the other."""
-        stores = [event for event in events if type(event) is KvStored and event.tokens]
-        sizes = {event.block_size for event in stores}
-        if len(sizes) > 1:
-            return list(chain.from_iterable(self._digests([event]) for event in stores))
-        if not sizes:
+        if not batch.ids:
             return []
-        ids = np.array(list(chain.from_iterable([event.tokens for event in stores])), np.uint32)
-        digests: list[int] = self._hasher.digests(ids, sizes.pop()).tolist()
-        place = 0
-        for event in stores:
-            if event.extras:
-                for number, extra in enumerate(event.extras[: len(event.hashes)], place):
-                    if extra:
-                        digests[number] ^= self._hasher.extra_digest(extra)
-            place += len(event.hashes)
+        digests: list[int] = self._hasher.digests(np.frombuffer(batch.ids, np.uint32), self._intake.block_size).tolist()
+        for place, event in batch.extras:
+            for number, extra in enumerate((event.extras or [])[: len(event.hashes)], place):
+                if extra:
+                    digests[number] ^= self._hasher.extra_digest(extra)
         return digests
+
+    def _store_next(self, event: KvStored, digest: int) -> bool:
+        """Note one new block behind a known one, the commonest event of all; False where it is anything else."""
+        value = None if event.parent is None else self._rows.get(event.parent)
+        hash = event.hashes[0]
+        if value is None or hash in self._rows or self._orphans.is_waiting:
+            return False
+        key = ((value >> STATE_BITS) * self._hasher.factor + digest) & _WORD
+        self._rows[hash] = key << STATE_BITS | 1 << _TIER_NUMBER[event.tier]
+        self._befores[hash] = 0
+        return True
 
     def _store(self, event: KvStored, digests: list[int]) -> None:
         tier = _TIER_NUMBER[event.tier]
         parent = event.parent
-        if not digests:
-            self._store_known(event.hashes, tier)
-            return
         if parent is None:
             key = self._hasher.seed(self._model, event.lora, event.block_size)
         else:
@@ -282,8 +242,7 @@ class Ledger:
                     self._copy(hash, tier, count)
             for run in self._orphans.children(hash):
                 missing = [each for each in run.hashes if each not in self._rows]
-                if not self._is_cleared:
-                    self._rows.update(self._map.look_up(missing))
+                self._rows.update(self._map.look_up(missing))
                 self._chain(run.hashes, run.digests, self._rows[hash] >> STATE_BITS, 0, 0)
                 known += run.hashes
 
@@ -329,18 +288,18 @@ class Ledger:
         self._map.clear()
         self._orphans.clear()
         self._copies.clear()
-        self._rows, self._befores = {}, {}
-        self._is_cleared = True
+        self._intake.clear()
 
     def _changes(self) -> list[Change]:
         """Write what was touched and return what it comes to."""
         rows, befores = self._rows, self._befores
         self._rows, self._befores = {}, {}
+        changed: dict[int, int] = {}
         if any(befores.values()):
-            added = {hash: rows[hash] for hash, before in befores.items() if not before}
             changed = {hash: rows[hash] for hash, before in befores.items() if before}
+            added = {hash: rows[hash] for hash, before in befores.items() if not before}
         else:
-            added, changed = {hash: rows[hash] for hash in befores}, {}
+            added = dict(zip(befores, map(rows.__getitem__, befores), strict=True))
         for hash, value in self._map.write(added, changed):
             self._counts["let_go"] += 1
             self._forget_copies(hash)
@@ -362,14 +321,24 @@ class Ledger:
         changes: list[Change] = [Cleared()] if self._is_cleared else []
         changes += [Removed(_packed(keys), tier) for tier, keys in zip(TIERS, lost, strict=True) if keys]
         changes += [
-            Stored(_packed(keys), tier, self._block_size) for tier, keys in zip(TIERS, gained, strict=True) if keys
+            Stored(_packed(keys), tier, self._intake.block_size)
+            for tier, keys in zip(TIERS, gained, strict=True)
+            if keys
         ]
         return changes
 
     def gauges(self) -> LedgerGauges:
         """Return the size of the ledger and what it counted."""
         used = self._map.used_bytes + self._orphans.used_bytes + len(self._copies) * _COPY_BYTES
-        return LedgerGauges(len(self._map), len(self._orphans), used, lost_orphans=self._orphans.let_go, **self._counts)
+        return LedgerGauges(
+            len(self._map),
+            len(self._orphans),
+            used,
+            lost_orphans=self._orphans.let_go,
+            other_groups=self._intake.other_groups,
+            unreadable=self._intake.unreadable,
+            **self._counts,
+        )
 
 
 def _sort(by_tier: list[list[int]], values: list[int]) -> None:
@@ -379,30 +348,9 @@ def _sort(by_tier: list[list[int]], values: list[int]) -> None:
         bit = 1 << tier
         if states == {bit}:
             keys += [value >> STATE_BITS for value in values]
-        elif any(state & bit for state in states):
+            return
+        if any(state & bit for state in states):
             keys += [value >> STATE_BITS for value in values if value & bit]
-
-
-def _hashes_of(events: list[KvEvent]) -> list[int]:
-    hashes: list[int] = []
-    for event in events:
-        if isinstance(event, KvCleared):
-            continue
-        hashes += event.hashes
-        if isinstance(event, KvStored) and event.parent is not None:
-            hashes.append(event.parent)
-    return hashes
-
-
-def _is_sound(event: KvEvent) -> bool:
-    """Whether all numbers of an event are of the size that it may have."""
-    if type(event) is KvCleared:
-        return True
-    hashes = _hashes_of([event])
-    ids = event.tokens if type(event) is KvStored else []
-    return all(type(hash) is int and hash >> 64 == 0 for hash in hashes) and all(
-        type(id) is int and id >> 32 == 0 for id in ids
-    )
 
 
 def _packed(keys: list[int]) -> bytes:
