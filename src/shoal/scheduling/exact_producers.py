@@ -284,7 +284,9 @@ class PrecisePrefixCacheProducer(msgspec.Struct, frozen=True, kw_only=True):
     speculative_ttl: Annotated[
         str, "how long after its end a request's blocks are believed without an event", Key("speculativeTTL")
     ] = "2s"
-    budget_bytes: Annotated[int, "hard limit of the index; the oldest blocks go by the estimate then"] = 256 << 20
+    budget_bytes: Annotated[
+        int, "hard limit of the index, 18 bytes for each block; the oldest ones go by the estimate then"
+    ] = 64 << 20
     cpu_load_s_per_token: Annotated[float, "seconds to load a token from host memory"] = 5e-6
     disk_load_s_per_token: Annotated[float, "seconds to load a token from disk"] = 3e-5
     shared_load_s_per_token: Annotated[float, "seconds to load a token from a shared store"] = 8e-5
