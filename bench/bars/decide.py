@@ -120,9 +120,9 @@ def decision_times(router: Router, count: int, *, seed: int = 2, inflight: int =
     clock = time.thread_time_ns
     schedule = Scheduler.schedule
 
-    def timed(self: Scheduler, request: Request, view: FleetView, now: float) -> Decision | Refusal:
+    def timed(self: Scheduler, request: Request, view: FleetView, now: float, priority: int = 0) -> Decision | Refusal:
         began = clock()
-        decision = schedule(self, request, view, now)
+        decision = schedule(self, request, view, now, priority)
         decided.append(clock() - began)
         return decision
 

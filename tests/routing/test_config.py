@@ -245,7 +245,7 @@ def test_a_weight_on_a_filter_warns() -> None:
     ("text", "line", "path", "says"),
     [
         (LLM_D + "plugins:\n- type: queue-scorr\n", 4, "plugins[0].type", "did you mean queue-scorer"),
-        (LLM_D + "plugins:\n- type: latency-scorer\n", 4, "plugins[0].type", "latency-scorer of llm-d is not in this"),
+        (LLM_D + "plugins:\n- type: dcgm-extractor\n", 4, "plugins[0].type", "dcgm-extractor of llm-d is not in this"),
         (LLM_D + "plugins:\n- name: x\n", 4, "plugins[0]", "type is missing"),
         (LLM_D + "plugin: []\n", 3, "plugin", "did you mean plugins"),
         (LLM_D + "plugins: {}\n", 3, "plugins", "must be a list, got a mapping"),

@@ -148,6 +148,16 @@ def test_some_requests_explore() -> None:
     assert 120 < sum(dropped) < 280
 
 
-def test_latency_prediction_is_not_in_this_version() -> None:
-    with pytest.raises(ValueError, match="not-yet"):
-        PrefixCacheAffinityFilter(ttft_source="latencyPredictor")
+def test_affinity_gives_way_by_predicted_ttft_where_that_is_asked_for() -> None:
+    made = PrefixCacheAffinityFilter(ttft_source="latencyPredictor", max_ttft_penalty_ms=200)
+    held = [900, 0]
+    slow = view(matched_tokens=held, predicted_ttft_s=[0.5, 0.2], inflight_uncached_tokens=[0, 0])
+    near = view(matched_tokens=held, predicted_ttft_s=[0.3, 0.2], inflight_uncached_tokens=[9_000_000, 0])
+    assert list(made.keep(request(1000), slow)) == [True, True]
+    assert list(made.keep(request(1000), near)) == [True, False]
+
+
+def test_affinity_goes_by_throughput_while_nothing_is_predicted() -> None:
+    made = PrefixCacheAffinityFilter(ttft_source="latencyPredictor")
+    busy = view(matched_tokens=[900, 0], inflight_uncached_tokens=[9_000_000, 0])
+    assert made.keep(request(1000), busy).all()

@@ -93,6 +93,10 @@ def candidates_table(explanation: dict[str, Any]) -> Any:
     table.add_column("")
     table.add_column("CANDIDATE", no_wrap=True)
     table.add_column("CACHED TOKENS\nexpected", justify="right")
+    is_predicted = explanation.get("predicted_ttft_s") is not None
+    if is_predicted:
+        table.add_column("TTFT\npredicted", justify="right")
+        table.add_column("TPOT\npredicted", justify="right")
     for name, weight in weights.items():
         table.add_column(f"{escape(name)}\nvalue x {weight:g}", justify="right")
     table.add_column("TOTAL", justify="right")
@@ -108,6 +112,7 @@ def candidates_table(explanation: dict[str, Any]) -> Any:
             "" if rank < 0 else ("=>" if rank == 0 else f"{rank + 1}."),
             escape(candidate["id"]),
             _count(candidate.get("matched_tokens")),
+            *((_seconds(candidate.get(f"predicted_{what}_s")) for what in ("ttft", "tpot")) if is_predicted else ()),
             *(_score(candidate["scores"].get(name), weight) for name, weight in weights.items()),
             f"{candidate['total']:.3f}",
             style="bold green" if rank == 0 else "",
@@ -138,6 +143,8 @@ def ending(explanation: dict[str, Any]) -> str:
         f"{explanation.get('attempts') or 0} attempt(s), ttft {_seconds(explanation.get('ttft_s'))}, "
         f"duration {_seconds(explanation.get('duration_s'))}{cut}"
     )
+    if explanation.get("predicted_ttft_s") is not None:
+        lines.append(_prediction(explanation))
     predicted = next(
         (each.get("matched_tokens") for each in explanation.get("candidates", []) if each["id"] == first), None
     )
@@ -150,6 +157,20 @@ def ending(explanation: dict[str, Any]) -> str:
         + (" (completion estimated)" if explanation.get("is_estimated") else "")
     )
     return "\n".join(lines)
+
+
+def _prediction(explanation: dict[str, Any]) -> str:
+    """What was predicted beside what was measured."""
+    ttft_s, duration_s = explanation.get("ttft_s"), explanation.get("duration_s") or 0.0
+    tokens = explanation.get("completion_tokens") or 0
+    engine_s = None if ttft_s is None else max(0.0, ttft_s - (explanation.get("queue_s") or 0.0))
+    tpot_s = (duration_s - ttft_s) / (tokens - 1) if ttft_s is not None and tokens > 1 else None
+    trust = "" if explanation.get("is_prediction_trusted") else " (not trusted: it did not decide)"
+    ttft, tpot = (_seconds(explanation.get(f"predicted_{what}_s")) for what in ("ttft", "tpot"))
+    return (
+        f"predicted ttft {ttft}, measured {_seconds(engine_s)} after the queue; "
+        f"predicted tpot {tpot}, measured {_seconds(tpot_s)}{trust}"
+    )
 
 
 def _score(value: float | None, weight: float) -> str:

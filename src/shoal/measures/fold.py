@@ -6,6 +6,7 @@ Owns the families of requests and of the pool.  It keeps no request: all it need
 from collections.abc import Sequence
 
 from shoal.measures.families import MAX_GATHERED, MAX_LABEL_SETS, OTHER, Counter, Family, Gauge, Histogram
+from shoal.measures.latency import LatencyMetrics
 from shoal.pool import EndpointState, Outcome, RefusalReason
 from shoal.routing import Account, Arrived, Command, Event, Forward, PoolStatus, Refuse
 from shoal.routing.commands import Hold, Waited
@@ -114,6 +115,7 @@ class Fold:
         self.client_gone = counter("shoal_client_gone", "Requests whose client left first.")
         self._flow_families()
         self._pool_gauges()
+        self._latency = LatencyMetrics()
         self._cache_errors = self.cache_error.series().gathered
         self._histograms = [metric for metric in vars(self).values() if isinstance(metric, Histogram)]
         self._kinds: dict[tuple[str, ...], _Kind] = {}
@@ -241,6 +243,8 @@ class Fold:
         if not account.is_recorded:
             self.unrecorded.add()
             return
+        if account.forecast is not None:
+            self._latency.account(account)
         key = (account.model, account.target_model, account.tenant_id, str(account.priority))
         self._use(account)
         kind = self._kind(key)
@@ -315,7 +319,7 @@ class Fold:
         """Every family, the gauges of the pool taken from `status`."""
         self._take(status)
         metrics = [metric for metric in vars(self).values() if isinstance(metric, Counter | Gauge | Histogram)]
-        return [metric.family() for metric in metrics]
+        return [metric.family() for metric in metrics] + self._latency.families(status)
 
     def _take_flow(self, flow: FlowStatus) -> None:
         pool = self._pool_name

@@ -60,3 +60,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     is_client_gone: bool = False
     is_upstream_failure: bool = False
     flags: str = ""
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What was predicted of a request on its endpoint when it was sent, and what its client asked for.
+
+    is_trusted: whether predictions may decide, or are only made and compared.  slo_*: None where the client set none.
+    """
+
+    ttft_s: float
+    tpot_s: float
+    is_trusted: bool = False
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None

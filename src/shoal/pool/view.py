@@ -30,9 +30,11 @@ class FleetView:
     `inflight_requests`, `inflight_uncached_tokens`, `inflight_output_tokens` (own books),
     `inflight_prefill_s` (seconds until the uncached tokens in flight are prefilled), `matched_tokens` (prompt tokens of
     this request expected in the endpoint's cache: known from its KV events, or else estimated), `estimated_tokens` (the
-    estimate of the same), `prefill_s_per_token` (learned), `request_s` (learned
-    seconds that each request in flight adds), `max_model_len` (tokens, NaN unknown), `is_trial` (1.0 for an endpoint
-    that is still being tried out).
+    estimate of the same), `prefill_s_per_token` (learned), `request_s` (learned seconds that each request in flight
+    adds), `max_model_len` (tokens, NaN unknown), `is_trial` (1.0 for an endpoint that is still being tried out),
+    `predicted_ttft_s`, `predicted_tpot_s` (seconds, of this request; not there while they cannot be trusted),
+    `strictest_tpot_slo_s` (the lowest that a running request asked for), `is_latency_unknown` (1.0 for all while
+    predictions are made but cannot be trusted).
     """
 
     __slots__ = ("_columns", "_endpoints", "_index", "_signals", "_taken", "complete")

@@ -29,4 +29,5 @@ def account_of(flight: Flight) -> Account:
         is_moved=bool(served_id) and served_id != flight.decision.chosen[0],
         is_recorded=outcome is not None,
         priority=flight.priority,
+        forecast=flight.noted.forecast if flight.noted is not None else None,
     )

@@ -12,6 +12,7 @@ import numpy as np
 from shoal.pool import Decision, Given, Outcome, Request
 from shoal.prefix import Expectation
 from shoal.routing.fleet import Fleet, Floats, Member
+from shoal.routing.laws import Noted
 
 # Output tokens assumed for a request that set no limit, or a limit beyond what answers use.
 ASSUMED_OUTPUT_TOKENS = 256
@@ -24,7 +25,8 @@ class Flight:
     blocks: dropped when it is closed.  matched: what each candidate was believed to hold of the prompt, in tokens, one
     figure where it is the same for all.  matched_tokens: what needs no prefill.  predicted_tokens: what the engine will
     call cached, which is more where a slow tier holds it.  is_exact: known from KV events.  served_id: who answered,
-    once recorded.  number: what peers know it by, 0 while none was told.
+    once recorded.  number: what peers know it by, 0 while none was told.  noted: what was predicted, None where nothing
+    was.
     """
 
     __slots__ = (
@@ -39,6 +41,7 @@ class Flight:
         "matched",
         "matched_tokens",
         "member",
+        "noted",
         "number",
         "outcome",
         "output_tokens",
@@ -71,6 +74,7 @@ class Flight:
         self.served_id = ""
         self.work_tokens = 0.0
         self.number = 0
+        self.noted: Noted | None = None
         self.priority = 0
         self.ahead = 0
 

@@ -10,9 +10,12 @@ import numpy as np
 
 from shoal.pool import Column, Given, Request
 from shoal.prefix import BLOCK_TOKENS, Match
+from shoal.prefix.hashing import Blocks
 from shoal.routing.books import Books
 from shoal.routing.exact import Held
 from shoal.routing.fleet import Fleet, Floats
+from shoal.routing.forecasts import Forecasts
+from shoal.routing.laws import Prediction
 from shoal.routing.models import ModelTable
 from shoal.scheduling.plugin import FEW
 
@@ -40,12 +43,20 @@ COMPLETE = frozenset(
 
 
 _NONE = np.zeros(0, np.bool_)
+_NO_BLOCKS: Blocks = np.zeros(0, np.uint64)
+_PREDICTED = frozenset(("predicted_ttft_s", "predicted_tpot_s", "strictest_tpot_slo_s"))
 
 
 class Columns(dict[str, Given]):
-    """Columns over the whole fleet for one request.  Looking one up makes it; `in` asks whether anybody can."""
+    """Columns over the whole fleet for one request.  Looking one up makes it; `in` asks whether anybody can.
 
-    __slots__ = ("_books", "_fleet", "_held", "_is_stale", "_match", "_mean_uncached", "_models", "_now", "_request")
+    forecasts, blocks: for predictions; they are asked for only where they are on.
+    """
+
+    __slots__ = (
+        "_blocks", "_books", "_fleet", "_forecasts", "_held", "_is_stale", "_match", "_mean_uncached", "_models",
+        "_now", "_prediction", "_request",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -57,8 +68,13 @@ class Columns(dict[str, Given]):
         now: float,
         mean_uncached_tokens: float,
         held: Held | None = None,
+        forecasts: Forecasts | None = None,
+        blocks: Blocks = _NO_BLOCKS,
     ) -> None:
         self._fleet = fleet
+        self._forecasts = forecasts
+        self._blocks = blocks
+        self._prediction: Prediction | None = None
         self._held = held
         self._books = books
         self._models = models
@@ -69,12 +85,45 @@ class Columns(dict[str, Given]):
         self._is_stale: Column | None = None
 
     def __contains__(self, name: object) -> bool:
+        if name in _PREDICTED:
+            forecasts = self._forecasts
+            return forecasts is not None and forecasts.is_shown and self.prediction(forecasts).is_trusted
         return name in _MAKERS
 
     def __missing__(self, name: str) -> Given:
         maker = _PLAIN_MAKERS.get(name) if len(self._fleet.rows) <= FEW and not self._fleet.has_foreign else None
         column = self[name] = (maker or _MAKERS[name])(self)
         return column
+
+    def prediction(self, forecasts: Forecasts) -> Prediction:
+        """What is predicted of the request, made once; before it is booked anywhere."""
+        if self._prediction is None:
+            self._prediction = forecasts.predict(self._request, self._floats, self._match, self._blocks)
+        return self._prediction
+
+    def _floats(self, name: str) -> Floats:
+        column = self[name]
+        return np.full(len(self._fleet), column) if isinstance(column, float) else np.asarray(column, np.float64)
+
+    def _predicted(self) -> Prediction:
+        forecasts = self._forecasts
+        if forecasts is None:
+            raise KeyError("predictions are off")
+        return self.prediction(forecasts)
+
+    def _predicted_ttft_s(self) -> Floats:
+        return self._predicted().ttft_s
+
+    def _predicted_tpot_s(self) -> Floats:
+        return self._predicted().tpot_s
+
+    def _strictest_tpot_slo_s(self) -> Floats | float:
+        return float("inf") if self._forecasts is None else self._forecasts.strictest_tpot_slo_s()
+
+    def _is_latency_unknown(self) -> float:
+        forecasts = self._forecasts
+        is_made = forecasts is not None and forecasts.is_shown
+        return float(is_made and not self._predicted().is_trusted)
 
     def _inflight_requests(self) -> Floats:
         fleet = self._fleet
@@ -181,12 +230,16 @@ _MAKERS: dict[str, Callable[[Columns], Given]] = {
     "inflight_prefill_s": Columns._inflight_prefill_s,
     "inflight_requests": Columns._inflight_requests,
     "inflight_uncached_tokens": Columns._inflight_uncached_tokens,
+    "is_latency_unknown": Columns._is_latency_unknown,
     "is_trial": Columns._is_trial,
     "kv_usage": Columns._kv_usage,
     "matched_tokens": Columns._matched_tokens,
     "max_model_len": Columns._max_model_len,
+    "predicted_tpot_s": Columns._predicted_tpot_s,
+    "predicted_ttft_s": Columns._predicted_ttft_s,
     "prefill_s_per_token": Columns._prefill_s_per_token,
     "request_s": Columns._request_s,
+    "strictest_tpot_slo_s": Columns._strictest_tpot_slo_s,
     "running": Columns._running,
     "waiting": Columns._waiting,
 }

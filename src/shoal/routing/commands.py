@@ -3,6 +3,7 @@
 import msgspec
 
 from shoal.pool import Api, Outcome, Refusal
+from shoal.pool.outcome import Forecast
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -80,7 +81,7 @@ class Account(msgspec.Struct, frozen=True, tag="account"):
     endpoint_id: who served, "" when nobody did.  predicted_cached_tokens: what the index promised at dispatch.
     queue_s: arrival to dispatch.  trace_parent: the client's `traceparent`, kept when tracing is on.
     is_moved: another endpoint than the chosen one served it.
-    is_recorded: False when the record never came and `outcome` is empty.
+    is_recorded: False when the record never came and `outcome` is empty.  forecast: None where nothing was predicted.
     """
 
     request_id: str
@@ -100,6 +101,7 @@ class Account(msgspec.Struct, frozen=True, tag="account"):
     is_moved: bool = False
     is_recorded: bool = True
     priority: int = 0
+    forecast: Forecast | None = None
 
 
 Command = Fetch | Hold | Forward | Refuse | Cut | Account

@@ -27,7 +27,12 @@ from shoal.routing.settings import PoolSettings
 from shoal.routing.tenancy import DEADLINE_HEADERS
 from shoal.scheduling import Policy, Registry
 from shoal.scheduling.exact_producers import BurstPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
-from shoal.scheduling.producers import ApproxPrefixCacheProducer, FileDiscovery, InflightLoadProducer
+from shoal.scheduling.producers import (
+    ApproxPrefixCacheProducer,
+    FileDiscovery,
+    InflightLoadProducer,
+    PredictedLatencyProducer,
+)
 from shoal.scheduling.schema import fields
 
 NOT_YET = "docs/config.md#not-yet"
@@ -54,12 +59,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A validated configuration.
 
     policy: how requests are placed.  plugins: all configured ones, in file order.  prefix, inflight, tokens: parameters
-    of these producers, the defaults where the file names none.  precise, burst: those of the exact index and of bursts,
-    None without.  discovery: the endpoints file that the configuration names, None for none.  pool: host settings.
-    stated: paths of `pool` that the file gives, as `listen.port`, so that a flag knows whether it overrides.  rewrites:
-    model name ("" for any) -> weighted targets.  objectives: name -> priority.  request_headers: lower-case names that
-    plugins read.  response_headers: those that plugins may give.  warnings: lines for the operator.  flow: how requests
-    wait, None when they do not.  flow_control, is_gated: what llm-d's document says of it.
+    of these producers, the defaults where the file names none.  precise, burst, predicted: those of the exact index, of
+    bursts and of predicted latency, None without.  discovery: the endpoints file that the configuration names, None for
+    none.  pool: host settings.  stated: paths of `pool` that the file gives, as `listen.port`, so that a flag knows
+    whether it overrides.  rewrites: model name ("" for any) -> weighted targets.  objectives: name -> priority.
+    request_headers: lower-case names that plugins read.  response_headers: those that plugins may give.  warnings:
+    lines for the operator.  flow: how requests wait, None when they do not.  flow_control, is_gated: what llm-d's
+    document says of it.
     """
 
     policy: Policy
@@ -69,6 +75,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenProducer
     precise: PrecisePrefixCacheProducer | None
     burst: BurstPrefixCacheProducer | None
+    predicted: PredictedLatencyProducer | None
     discovery: FileDiscovery | None
     pool: PoolSettings
     stated: tuple[str, ...]
@@ -153,13 +160,15 @@ def read(roots: Sequence[yaml.MappingNode], source: str, registry: Registry | No
     for at, spec in enumerate(picker.plugins):
         plugins.add(spec, f"plugins[{at}]")
     _check_gates(picker, reader)
+    predicted = plugins.predicted()
     plugins.connect()
     policy = build_policy(picker.scheduling_profiles, plugins, reader, pool.retries.fallbacks)
     discovery = _check_references(picker, plugins, reader)
     flow = build_plan(picker, pool.flow, plugins, reader)
     objectives = {document.metadata.name: document.spec.priority for document in documents.objectives}
     _check_tenants(pool, objectives, pool_reader)
-    _warn_of_flow(picker, pool, documents, reader, is_on=flow is not None)
+    is_read = flow is not None or bool(policy.admitters)
+    _warn_of_flow(picker, pool, documents, reader, is_on=flow is not None, is_read=is_read)
     settings = PoolSettings(**{name: getattr(pool, name) for name in PoolSettings.__struct_fields__})
     return RouterConfig(
         policy=policy,
@@ -169,6 +178,7 @@ def read(roots: Sequence[yaml.MappingNode], source: str, registry: Registry | No
         tokens=plugins.only(TokenProducer) or TokenProducer(),
         precise=plugins.only(PrecisePrefixCacheProducer),
         burst=plugins.only(BurstPrefixCacheProducer),
+        predicted=predicted,
         discovery=discovery,
         pool=settings,
         stated=pool_reader.stated(""),
@@ -211,9 +221,9 @@ def _check_tenants(pool: PoolSettings, objectives: Mapping[str, int], reader: Re
 
 
 def _warn_of_flow(
-    picker: PickerDocument, pool: PoolSettings, documents: "_Documents", reader: Reader, *, is_on: bool
+    picker: PickerDocument, pool: PoolSettings, documents: "_Documents", reader: Reader, *, is_on: bool, is_read: bool
 ) -> None:
-    """Say what of flow control stands in the file and does nothing."""
+    """Say what of flow control stands in the file and does nothing.  is_read: whether anything asks for priorities."""
     if is_on:
         is_named = any(tenant.objective for tenant in pool.tenants.values())
         if documents.objectives and not pool.flow.trust_headers and not is_named:
@@ -228,7 +238,7 @@ def _warn_of_flow(
     ):
         if given is not None:
             reader.warn(path, "has no effect: flow control is off, see docs/flow.md")
-    if documents.objectives:
+    if documents.objectives and not is_read:
         documents.warnings.append(
             f"{reader.source}: kind: has no effect: an InferenceObjective needs flow control, which is off, see "
             "docs/flow.md"

@@ -26,6 +26,11 @@ def explain(flight: Flight) -> dict[str, Any]:
         }
         for position, name in enumerate(decision.candidates)
     ]
+    noted = flight.noted
+    if noted is not None and len(noted.ttft_s) == len(candidates):
+        for candidate, ttft_s, tpot_s in zip(candidates, noted.ttft_s.tolist(), noted.tpot_s.tolist(), strict=True):
+            candidate |= {"predicted_ttft_s": ttft_s, "predicted_tpot_s": tpot_s}
+    forecast = noted.forecast if noted is not None else None
     return {
         "request_id": request.id,
         "client_id": request.client_id,
@@ -50,6 +55,9 @@ def explain(flight: Flight) -> dict[str, Any]:
         "duration_s": outcome.duration_s if outcome else None,
         "predicted_cached_tokens": flight.predicted_tokens,
         "is_exact": flight.is_exact,
+        "predicted_ttft_s": forecast.ttft_s if forecast else None,
+        "predicted_tpot_s": forecast.tpot_s if forecast else None,
+        "is_prediction_trusted": forecast.is_trusted if forecast else None,
         "cached_tokens": outcome.cached_tokens if outcome else None,
         "reported_prompt_tokens": outcome.prompt_tokens if outcome else None,
         "completion_tokens": outcome.completion_tokens if outcome else None,
@@ -93,4 +101,4 @@ class Explanations:
 
 
 def _size(decision: Decision) -> int:
-    return len(decision.candidates) * (len(decision.scores) + 2) + 32
+    return len(decision.candidates) * (len(decision.scores) + 4) + 32

@@ -19,7 +19,8 @@ from shoal.scheduling import Filter, Named, Picker, Policy, Profile, Registry, S
 from shoal.scheduling.expected_wait import ExpectedWaitScorer
 from shoal.scheduling.handlers import SingleProfileHandler
 from shoal.scheduling.pickers import MaxScorePicker
-from shoal.scheduling.plugin import Answering, Connected, Deprecated, Ignored, Listening, Ref
+from shoal.scheduling.plugin import Admitter, Answering, Connected, Deprecated, Ignored, Listening, Ref
+from shoal.scheduling.producers import PredictedLatencyProducer
 from shoal.scheduling.schema import Parameter, fields, parameters
 
 T = TypeVar("T")
@@ -126,6 +127,13 @@ class Plugins:
         """Return the first plugin of `cls`, None without one."""
         return next((each.plugin for each in self._by_name.values() if isinstance(each.plugin, cls)), None)
 
+    def predicted(self) -> PredictedLatencyProducer | None:
+        """Return the producer of predictions; one is added where a plugin reads them."""
+        found = self.only(PredictedLatencyProducer)
+        if found is None and any(reads_predictions(each.plugin) for each in self.configured):
+            found = self.add_default(PredictedLatencyProducer).plugin
+        return found
+
     def connect(self) -> None:
         """Check the references between plugins, and tell those that want to know."""
         instances = {name: each.plugin for name, each in self._by_name.items()}
@@ -185,7 +193,26 @@ def build_policy(specs: tuple[ProfileSpec, ...], plugins: Plugins, reader: Reade
         specs = (_default_profile(plugins),)
     if not handlers:
         plugins.add_default(SingleProfileHandler)
-    return Policy(_profile(specs[0], plugins, reader), fallbacks)
+    profile = _profile(specs[0], plugins, reader)
+    admitters = [Named(each.name, each.plugin) for each in plugins.configured if isinstance(each.plugin, Admitter)]
+    return Policy(profile, fallbacks, tuple(admitters), _stand_in(profile))
+
+
+def reads_predictions(plugin: object) -> bool:
+    """Whether a plugin decides by predicted latency."""
+    return bool(getattr(plugin, "reads_predictions", False))
+
+
+def _stand_in(profile: Profile) -> Profile | None:
+    """Return what decides while predictions cannot be trusted: Shoal's default behind the same other filters."""
+    if not any(reads_predictions(named.plugin) for named in profile.plugins()):
+        return None
+    return Profile(
+        f"{profile.name}: predictions not trusted",
+        tuple(named for named in profile.filters if not reads_predictions(named.plugin)),
+        (Named(ExpectedWaitScorer.type, ExpectedWaitScorer()),),
+        Named(MaxScorePicker.type, MaxScorePicker()),
+    )
 
 
 def _default_profile(plugins: Plugins) -> ProfileSpec:

@@ -49,6 +49,7 @@ from shoal.routing.exact import ExactCaches, Held
 from shoal.routing.explain import Explanations
 from shoal.routing.fetches import Fetches
 from shoal.routing.fleet import Fleet, Member
+from shoal.routing.forecasts import Forecasts
 from shoal.routing.lessons import Lessons
 from shoal.routing.models import ModelTable, Resolved
 from shoal.routing.outbox import Outbox
@@ -92,6 +93,7 @@ class Router:
         self._orphan_records = 0
         self._mean_uncached_tokens = 0.0
         self._candidates = Candidates(self._fleet, self._models)
+        self._forecasts = Forecasts(config.predicted, self._fleet, self._models)
         self.outbox = Outbox(self._books, self._flights)
         self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index, self.outbox)
         self._peers = Peers(self._fleet, self._books, self._index, self._lessons)
@@ -174,6 +176,7 @@ class Router:
         elif self._bursts is None or self._bursts.settings != config.burst:
             self._bursts = Bursts(config.burst)
         self._exact.configure(config.precise)
+        self._forecasts.configure(config.predicted)
         self._changes.follow(scheduler)
         if self._admission is not None:
             self._admission.configure(config, now)
@@ -254,10 +257,14 @@ class Router:
         # Plugins see the model that will be served; the request keeps the name that the client gave.
         asked = msgspec.structs.replace(request, model=resolved.target) if resolved.is_rewritten else request
         fleet = self._fleet
-        columns = Columns(fleet, self._books, self._models, asked, match, now, self._mean_uncached_tokens, held)
+        forecasts = self._forecasts if self._forecasts.is_on else None
+        mean = self._mean_uncached_tokens
+        columns = Columns(fleet, self._books, self._models, asked, match, now, mean, held, forecasts, blocks)
         among = None if len(rows) == len(fleet) else rows
         view = FleetView(fleet.endpoints, columns, fleet.signals, among, COMPLETE)
-        decision = self._scheduler.schedule(asked, view, now)
+        # Without flow control a priority is only ever one that the client may ask for: a lower one.
+        low = priority if self._admission else min(0, self._config.objectives.get(request.objective, 0))
+        decision = self._scheduler.schedule(asked, view, now, low)
         if isinstance(decision, Refusal):
             return decision
         if self._bursts is not None and len(blocks):
@@ -275,6 +282,8 @@ class Router:
                 flight.matched = view.values("matched_tokens") if len(rows) <= FEW else view.column("matched_tokens")
         if held is not None:
             self._expect_exactly(flight, held, member, keys)
+        if forecasts is not None:
+            forecasts.sent(flight, columns.prediction(forecasts), member)
         self._books.book(flight, member, now)
         self._mean_uncached_tokens += 0.02 * (flight.uncached_tokens - self._mean_uncached_tokens)
         member.requests_total += 1
@@ -343,6 +352,7 @@ class Router:
             return self._admission.left(request_id, now) if self._admission is not None and flight is None else []
         flight.ended_at = now
         self._exact.ended(request_id, now)
+        self._forecasts.ended(flight)
         self._books.release(flight, now)
         if flight.outcome is not None:
             return self._close(flight)
@@ -356,6 +366,7 @@ class Router:
             return []
         flight.outcome = self._estimator.complete(flight.request, outcome)
         is_prefilled = self._lessons.learn(flight, flight.outcome, self._config.pool.ejection, now)
+        self._forecasts.learn(flight, flight.outcome)
         if not is_prefilled:
             self._exact.failed(request_id)
         elif flight.is_exact:
@@ -408,6 +419,7 @@ class Router:
             errors_total=self._errors_total,
             inflight=self._books.inflight,
             peers=self._peers.gauges(),
+            latency=self._forecasts.reports(),
             flow=self._admission.status(self._now) if self._admission is not None else FlowStatus(),
             unclosed=len(self._flights),
             orphan_records=self._orphan_records,

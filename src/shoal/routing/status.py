@@ -73,6 +73,23 @@ class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     cache: KvState
 
 
+class LatencyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the latency of one model on one kind of machine is predicted.
+
+    what: `ttft` or `tpot`.  records: outcomes compared.  mape, median_ratio: mean and median of |predicted - measured|
+    over what was measured, of the last ones.  coverage_ratio: share that stayed below the predicted 0.9 quantile.
+    """
+
+    model: str
+    kind: str
+    what: str
+    records: int
+    mape: float
+    median_ratio: float
+    coverage_ratio: float
+    is_trusted: bool
+
+
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole router.  unclosed: flights with an open booking or a missing record.  orphan_records: records of
     requests that this router does not know, such as those of the worker before it.  index_*: the estimated index;
@@ -92,6 +109,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     exact_budget_bytes: int
     warnings: list[str]
     peers: PeerGauges = PeerGauges()
+    latency: list[LatencyStatus] = []
     flow: FlowStatus = FlowStatus()
 
 

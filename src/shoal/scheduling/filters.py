@@ -208,12 +208,13 @@ class PrefixCacheAffinityFilter:
     """Keeps the endpoints that hold most of the prompt, unless they are much busier than the others.
 
     Sticky endpoints hold at least affinityThreshold of the prompt; without any, all stay.  The expected ttft of an
-    endpoint is its uncached tokens in flight / peakPrefillThroughput.  When the best sticky endpoint's ttft is
-    more than maxTTFTPenaltyMs above the best other's, all stay.  Never empties the set.
+    endpoint is its uncached tokens in flight / peakPrefillThroughput, or with ttftSource latencyPredictor the predicted
+    one where it is predicted.  When the best sticky endpoint's ttft is more than maxTTFTPenaltyMs above the best
+    other's, all stay.  Never empties the set.
     """
 
     type: ClassVar[str] = "prefix-cache-affinity-filter"
-    needs: ClassVar[tuple[str, ...]] = ("matched_tokens", "inflight_uncached_tokens")
+    needs: ClassVar[tuple[str, ...]] = ("matched_tokens", "inflight_uncached_tokens", "predicted_ttft_s")
 
     def __init__(
         self,
@@ -222,7 +223,7 @@ class PrefixCacheAffinityFilter:
         exploration_probability: Annotated[float, "share of requests that skip the filter, 0 to 1"] = 0.0,
         max_ttft_penalty_ms: Annotated[float, "0 never gives way", Key("maxTTFTPenaltyMs")] = 18_000.0,
         ttft_source: Annotated[
-            Literal["prefillThroughput", "latencyPredictor"], "only prefillThroughput in this version"
+            Literal["prefillThroughput", "latencyPredictor"], "how the ttft of an endpoint is expected"
         ] = "prefillThroughput",
         peak_prefill_throughput: Annotated[float, "tokens per second of one endpoint"] = 15_928.0,
         prefix_match_info_producer_name: PrefixRef = "",
@@ -237,8 +238,6 @@ class PrefixCacheAffinityFilter:
             raise ValueError(f"explorationProbability must be 0 to 1, got {exploration_probability}")
         if max_ttft_penalty_ms < 0:
             raise ValueError(f"maxTTFTPenaltyMs must not be negative, got {max_ttft_penalty_ms}")
-        if ttft_source != "prefillThroughput":
-            raise ValueError("ttftSource latencyPredictor needs latency prediction: see docs/config.md#not-yet")
         if peak_prefill_throughput < 0 or (max_ttft_penalty_ms > 0 and peak_prefill_throughput == 0):
             raise ValueError(f"peakPrefillThroughput must be above 0, got {peak_prefill_throughput}")
         self._threshold = affinity_threshold
@@ -246,6 +245,8 @@ class PrefixCacheAffinityFilter:
         self._exploration = exploration_probability
         # The penalty in tokens of prefill saves a division of a whole column per request.
         self._penalty_tokens = max_ttft_penalty_ms / 1000 * peak_prefill_throughput
+        self._penalty_s = max_ttft_penalty_ms / 1000
+        self.reads_predictions = ttft_source == "latencyPredictor"
         self._chance: np.random.Generator | None = None
 
     def connect(self, plugins: Mapping[str, object]) -> None:
@@ -263,6 +264,11 @@ class PrefixCacheAffinityFilter:
         sticky: Mask = matched_ratio(request, view, self._matched) >= self._threshold
         if not sticky.any() or sticky.all():
             return everyone
+        if self.reads_predictions and self._penalty_s > 0 and view.has("predicted_ttft_s"):
+            ttft_s = worst_high(view.column("predicted_ttft_s"))
+            if not np.isnan(ttft_s).any():
+                is_slow = ttft_s[sticky].min() - ttft_s[~sticky].min() > self._penalty_s
+                return everyone if is_slow else sticky
         if self._penalty_tokens > 0:
             tokens = worst_high(known(view, "inflight_uncached_tokens"))
             if tokens[sticky].min() - tokens[~sticky].min() > self._penalty_tokens:

@@ -98,6 +98,15 @@ class Picker(Protocol):
 
 
 @runtime_checkable
+class Admitter(Protocol):
+    """Says who is not let in at all."""
+
+    def objection(self, request: Request, priority: int, view: FleetView) -> str:
+        """Return why `request` is refused, for its client; "" when it may go on.  view: before any filter."""
+        ...
+
+
+@runtime_checkable
 class Observer(Protocol):
     """Learns from what was sent: the only place where a plugin may change its own state."""
 

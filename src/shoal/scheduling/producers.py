@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from shoal.scheduling.plugin import Ignored, Ref
+from shoal.kernel.marks import Duration
+from shoal.scheduling.plugin import Ignored, Key, Ref
 
 APPROX = "approx-prefix-cache-producer"
 PREFIX_PRODUCERS = (APPROX, "precise-prefix-cache-producer", "burst-prefix-cache-producer")
@@ -73,6 +74,42 @@ class InflightLoadProducer(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.output_ratio < 0:
             raise ValueError(f"outputRatio must not be negative, got {self.output_ratio}")
+
+
+_OF_STREAMS = "the first byte of every stream is measured and learned, and plain answers teach nothing of it"
+
+
+class PredictedLatencyProducer(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicts the time to first token and per output token of a request on each endpoint.
+
+    Learned in the picker itself, record by record, with no service beside it; endpoints with the same label for the
+    same model share what is learned.  Added by itself when a plugin reads predictions.  See docs/latency.md.
+    """
+
+    type: ClassVar[str] = "predicted-latency-producer"
+    slo_buffer_factor: Annotated[float, "what a tpot SLO is multiplied with before it is compared"] = 1.0
+    context_ttl: Annotated[
+        float,
+        "how long what is known of a request is kept",
+        Duration(),
+        Key("contextTTL"),
+        Ignored("it is kept until the request ends"),
+    ] = 300.0
+    streaming_mode: Annotated[bool, "whether ttft and tpot are learned", Ignored(_OF_STREAMS, alike=(True,))] = False
+    predict_in_produce: Annotated[
+        bool, "give predictions to plugins; false only makes and compares them, so that nothing is decided by them"
+    ] = True
+    endpoint_role_label: Annotated[str, "endpoint label whose values are learned apart, as a role; empty for none"] = ""
+    accelerator_label: Annotated[str, "endpoint label that names the kind of machine, learned apart"] = (
+        "llm-d.ai/accelerator"
+    )
+    use_encoder_cache_features: Annotated[
+        bool, "learn from the encoder's cache", Ignored("Shoal has no view of encoder caches", alike=(False,))
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.slo_buffer_factor <= 0:
+            raise ValueError(f"sloBufferFactor must be above 0, got {self.slo_buffer_factor}")
 
 
 class SessionIdProducer(msgspec.Struct, frozen=True, kw_only=True):

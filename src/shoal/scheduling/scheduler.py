@@ -14,6 +14,7 @@ from shoal.scheduling.columns import PerFleet
 from shoal.scheduling.pickers import Draws, MaxScorePicker, best
 from shoal.scheduling.plugin import (
     FEW,
+    Admitter,
     Adopting,
     Answering,
     Drawing,
@@ -56,17 +57,20 @@ class Policy(NamedTuple):
     """How a request is placed.
 
     fallbacks: endpoints to name after those that the picker chose, by descending total, so that a retry has
-    somewhere to go.
+    somewhere to go.  admitters: asked before anything else.  stand_in: decides while predicted latencies cannot be
+    trusted, None where nothing reads them.
     """
 
     profile: Profile
     fallbacks: int = 2
+    admitters: tuple[Named[Admitter], ...] = ()
+    stand_in: Profile | None = None
 
 
 class Scheduler:
     """Places one request at a time.  chance: its stream `scheduling` breaks ties and draws for pickers."""
 
-    __slots__ = ("_answering", "_chance", "_draws", "_few", "_ids", "_observers", "_ranks", "policy")
+    __slots__ = ("_answering", "_chance", "_draws", "_few", "_ids", "_observers", "_ranks", "_stand_in", "policy")
 
     def __init__(self, policy: Policy, chance: Chance) -> None:
         self.policy = policy
@@ -74,6 +78,9 @@ class Scheduler:
         self._draws = Draws(self._chance)
         # What this picker chooses and its fallbacks are one ranking.
         self._ranks = isinstance(policy.profile.picker.plugin, MaxScorePicker)
+        self._stand_in = (
+            None if policy.stand_in is None else Scheduler(Policy(policy.stand_in, policy.fallbacks), chance)
+        )
         plugins = policy.profile.plugins()
         self._observers = [named.plugin for named in plugins if isinstance(named.plugin, Observer)]
         self._answering = [named.plugin for named in plugins if isinstance(named.plugin, Answering)]
@@ -90,11 +97,16 @@ class Scheduler:
             if isinstance(plugin, Adopting) and type(old.get(name)) is type(plugin):
                 plugin.adopt(old[name])
 
-    def schedule(self, request: Request, view: FleetView, now: float) -> Decision | Refusal:
+    def schedule(self, request: Request, view: FleetView, now: float, priority: int = 0) -> Decision | Refusal:
         """Choose endpoints for `request` among the candidates of `view`."""
         profile = self.policy.profile
         if len(view) == 0:
             return Refusal(reason=RefusalReason.NO_ENDPOINTS, message="no endpoint is ready", retry_after_s=1.0)
+        if self._stand_in is not None and view.level("is_latency_unknown") == 1.0:
+            return self._stand_in.schedule(request, view, now)
+        for _, admitter, _ in self.policy.admitters:
+            if why := admitter.objection(request, priority, view):
+                return Refusal(reason=RefusalReason.SATURATED, message=why, retry_after_s=1.0)
         dropped: list[tuple[str, int]] = []
         for name, narrow, _ in profile.filters:
             mask = narrow.keep(request, view)
