@@ -133,3 +133,21 @@ def test_a_source_names_either_a_header_or_an_attribute() -> None:
     source = SessionIdSource(header="a", attribute="b")
     with pytest.raises(ValueError, match=r"sources\[0\]"):
         SessionAffinityFilter(strategy="session_id", session_id_config=SessionIdConfig(sources=(source,)))
+
+
+def test_a_session_gives_way_when_its_endpoint_is_too_busy() -> None:
+    token = base64.b64encode(b"e0").decode()
+    asked = request(headers={"x-session-token": token})
+    busy = view(inflight_prefill_s=[3.0, 0.5])
+    for made in (SessionAffinityFilter(max_wait_penalty_ms=2000), SessionAffinityFilter(max_wait_penalty_ms=3000)):
+        assert made.keep(asked, view(inflight_prefill_s=[1.0, 0.5])).tolist() == [True, False]
+    assert SessionAffinityFilter(max_wait_penalty_ms=2000).keep(asked, busy).tolist() == [True, True]
+    assert SessionAffinityScorer(max_wait_penalty_ms=2000).score(asked, busy).tolist() == [0.0, 0.0]
+    assert SessionAffinityFilter().keep(asked, busy).tolist() == [True, False]
+
+
+def test_how_busy_it_is_goes_by_the_prediction_where_there_is_one() -> None:
+    token = base64.b64encode(b"e0").decode()
+    seen = view(inflight_prefill_s=[0.0, 0.0], predicted_ttft_s=[3.0, 0.5])
+    made = SessionAffinityFilter(max_wait_penalty_ms=2000)
+    assert made.keep(request(headers={"x-session-token": token}), seen).tolist() == [True, True]

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
-import msgspec
-
 from shoal.hosts.driver import Driver
 from shoal.hosts.waiting import Asked, TokenSource, Waiting
 from shoal.kernel import InvalidInput
 from shoal.pool import Api, Refusal, RefusalReason, Request
 from shoal.prefix import BlockHasher
 from shoal.routing import Arrived, Ended, Forward, Refuse
+from shoal.routing.claims import Claims
 from shoal.routing.commands import Cut, Fetch
 from shoal.routing.config import RouterConfig
 from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_model, render_models, rewrite
@@ -83,6 +82,7 @@ class Picker:
     def configure(self, config: RouterConfig) -> None:
         """Take new host settings; requests under way keep theirs."""
         self.settings = settings = config.pool
+        self.claims = Claims(config)
         kept = (*config.request_headers, *(TRACE_HEADERS if settings.tracing.otlp_endpoint else ()))
         self.limits = Limits(max_body_bytes=settings.limits.max_body_bytes, kept_headers=kept)
         self.removed_headers = () if settings.forward_client_key else CLIENT_KEY_HEADERS
@@ -172,10 +172,7 @@ class Picker:
         """
         try:
             decoded = decode(request_id, method, path, headers, body, self.limits, subset)
-            request = decoded.request
-            if tenant:
-                # Who a request belongs to is the key's word where there are keys, not a header's.
-                request = msgspec.structs.replace(request, tenant_id=tenant)
+            request = self.claims.settle(decoded.request, tenant)
             blocks = b""
             if decoded.prompts:
                 model = self.driver.router.canonical(request.model)

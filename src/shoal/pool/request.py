@@ -25,6 +25,18 @@ class Api(StrEnum):
     OTHER = "other"
 
 
+class Hints(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says of its request beyond the API; None where it says nothing.
+
+    priority: larger goes first.  output_tokens: how long the answer is thought to become.  returns_within_s: after this
+    answer the session comes back within so many seconds, as when it calls a tool.
+    """
+
+    priority: int | None = None
+    output_tokens: int | None = None
+    returns_within_s: float | None = None
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the router sees it.
 
@@ -32,7 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     model: as the client named it, "" when the API has none.  prompt_tokens: estimated (bytes / 4) unless
     is_token_exact.  max_output_tokens: None when the client set no limit.  body_bytes: size on the wire.
     headers: the few control headers that plugins may read, lower-case names.  subset: `ip:port` names the
-    gateway allows, None when it did not say.
+    gateway allows, None when it did not say.  hints: None too when they are not believed.
     """
 
     id: str
@@ -53,6 +65,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     retry_allowed: bool = True
     headers: dict[str, str] = {}
     subset: tuple[str, ...] | None = None
+    hints: Hints | None = None
 
     def is_of(self, session_id: str, tenant_id: str | None) -> bool:
         """Whether it belongs to a session, and to a tenant unless that is None."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from shoal.flow import Lane, Queue, Ticket
 from shoal.flow.queue import MAX_LANES
 from shoal.pool import Outcome, Refusal, RefusalReason, Request
-from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Books, Flight
+from shoal.routing.books import Books, Flight, expected_output_tokens
 from shoal.routing.candidates import Candidates, Rows
 from shoal.routing.charges import Charges
 from shoal.routing.commands import Command, Forward, Hold, Refuse, Waited
@@ -199,7 +199,7 @@ class Admission:
         arrived_at = pending.arrived_at
         seen_at, seen_tokens = self._sessions.get((request.tenant_id, request.session_id), (-math.inf, 0))
         is_follow_up = bool(request.session_id) and arrived_at - seen_at < SESSION_S
-        output = min(request.max_output_tokens or ASSUMED_OUTPUT_TOKENS, ASSUMED_OUTPUT_TOKENS)
+        output = expected_output_tokens(request)
         prompt = request.prompt_tokens - (seen_tokens if is_follow_up else 0)
         return Ticket(
             request.id,

@@ -18,6 +18,14 @@ from shoal.routing.laws import Noted
 ASSUMED_OUTPUT_TOKENS = 256
 
 
+def expected_output_tokens(request: Request) -> int:
+    """Return how long an answer is thought to become: as its client says where it is believed, or the usual."""
+    asked, hints = request.max_output_tokens, request.hints
+    if hints is not None and hints.output_tokens is not None:
+        return min(asked or hints.output_tokens, hints.output_tokens)
+    return min(asked, ASSUMED_OUTPUT_TOKENS) if asked else ASSUMED_OUTPUT_TOKENS
+
+
 class Flight:
     """One forwarded request, from its dispatch until it has both ended and been recorded.
 
@@ -69,8 +77,7 @@ class Flight:
         self.is_exact = False
         self.expectation: Expectation | None = None
         self.uncached_tokens = 0.0
-        asked = request.max_output_tokens
-        self.output_tokens = float(min(asked, ASSUMED_OUTPUT_TOKENS) if asked else ASSUMED_OUTPUT_TOKENS)
+        self.output_tokens = float(expected_output_tokens(request))
         self.served_id = ""
         self.work_tokens = 0.0
         self.number = 0

@@ -54,6 +54,7 @@ from shoal.routing.lessons import Lessons
 from shoal.routing.models import ModelTable, Resolved
 from shoal.routing.outbox import Outbox
 from shoal.routing.peers import Peers, teach
+from shoal.routing.returns import Returns, holders, is_conditional
 from shoal.routing.status import FlowStatus, PoolStatus, fleet_status, own_requests
 from shoal.scheduling import Scheduler
 from shoal.scheduling.plugin import FEW
@@ -94,6 +95,7 @@ class Router:
         self._mean_uncached_tokens = 0.0
         self._candidates = Candidates(self._fleet, self._models)
         self._forecasts = Forecasts(config.predicted, self._fleet, self._models)
+        self._returns = Returns(config.pool.agents.max_wait_s)
         self.outbox = Outbox(self._books, self._flights)
         self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index, self.outbox)
         self._peers = Peers(self._fleet, self._books, self._index, self._lessons)
@@ -177,6 +179,7 @@ class Router:
             self._bursts = Bursts(config.burst)
         self._exact.configure(config.precise)
         self._forecasts.configure(config.predicted)
+        self._returns.max_wait_s = config.pool.agents.max_wait_s
         self._changes.follow(scheduler)
         if self._admission is not None:
             self._admission.configure(config, now)
@@ -262,6 +265,11 @@ class Router:
         columns = Columns(fleet, self._books, self._models, asked, match, now, mean, held, forecasts, blocks)
         among = None if len(rows) == len(fleet) else rows
         view = FleetView(fleet.endpoints, columns, fleet.signals, among, COMPLETE)
+        if "prefer" in request.headers and is_conditional(request):
+            holding = holders(view)
+            if isinstance(holding, Refusal):
+                return holding
+            view = holding
         # Without flow control a priority is only ever one that the client may ask for: a lower one.
         low = priority if self._admission else min(0, self._config.objectives.get(request.objective, 0))
         decision = self._scheduler.schedule(asked, view, now, low)
@@ -269,6 +277,7 @@ class Router:
             return decision
         if self._bursts is not None and len(blocks):
             decision = self._bursts.join(request, blocks, decision, view, now)
+        decision = self._returns.keep(request, decision, view, now)
         member = fleet.at(decision.chosen[0])
         flight = Flight(request, resolved.target, hashes, decision, arrived_at)
         flight.dispatched_at = now
@@ -353,6 +362,7 @@ class Router:
         flight.ended_at = now
         self._exact.ended(request_id, now)
         self._forecasts.ended(flight)
+        self._returns.ended(flight, now)
         self._books.release(flight, now)
         if flight.outcome is not None:
             return self._close(flight)

@@ -137,6 +137,23 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("objective and priority cannot both be set")
 
 
+class Agents(msgspec.Struct, frozen=True, kw_only=True):
+    """What agents say of their requests beyond the API."""
+
+    trust_hints: Annotated[
+        bool,
+        "whether hints are used: expected output, priority, that the session will be back; without it nobody's are",
+    ] = False
+    max_return_s: Annotated[float, "longest time for which an endpoint is preferred for a session"] = 600.0
+    max_wait_s: Annotated[
+        float, "how much longer than elsewhere a session that is back may have to wait for its endpoint"
+    ] = 2.0
+
+    def __post_init__(self) -> None:
+        _positive(max_return_s=self.max_return_s)
+        _not_negative(max_wait_s=self.max_wait_s)
+
+
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, or all engines behind one DNS name."""
 
@@ -266,6 +283,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "serving"
     retries: Annotated[Retries, "after a failure before the response head"] = Retries()
     auth: Annotated[Auth, "who may send requests"] = Auth()
+    agents: Annotated[Agents, "what agents say of their requests"] = Agents()
     flow: Annotated[Flow, "waiting, priorities and fairness"] = Flow()
     tenants: Annotated[
         Mapping[str, Tenant], "tenant, or `*` for every other one: what it gets; tenants are the names of API keys"

@@ -57,6 +57,9 @@ class Tenancy:
             standing = self._standings[name] = self._standing(name)
         if name == ANYONE and self._trusts_tenants and standing.payer:
             standing = standing._replace(payer=request.tenant_id or ANYONE)
+        if request.hints is not None and request.hints.priority is not None:
+            # Only where hints are believed.  Bands are the configuration's: the nearest one that is not above.
+            standing = standing._replace(priority=self._band_of(request.hints.priority))
         if not request.objective:
             return standing
         asked = self._objectives.get(request.objective)
@@ -64,6 +67,10 @@ class Tenancy:
             # Anybody may ask for less, few for more.
             return standing
         return standing._replace(priority=asked)
+
+    def _band_of(self, priority: int) -> int:
+        known = self.priorities
+        return max((each for each in known if each <= priority), default=min(known))
 
     def _standing(self, name: str) -> Standing:
         tenant = self._tenants.get(name, _UNNAMED)

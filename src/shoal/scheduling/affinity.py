@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from shoal.pool import Decision, Endpoint, FleetView, Request
-from shoal.scheduling.columns import PerFleet
+from shoal.scheduling.columns import PerFleet, known
 from shoal.scheduling.plugin import Ignored, Mask, Scores
 from shoal.scheduling.producers import SessionIdProducer
 
@@ -233,7 +233,13 @@ class _SessionAffinity:
         encoded_endpoint_header_config: EncodedConfig = EncodedEndpointHeaderConfig(),
         session_id_config: IdConfig = SessionIdConfig(),
         profile_name: ProfileName = "",
+        max_wait_penalty_ms: Annotated[
+            float, "how much longer than on another a request may wait on the session's endpoint; 0 never gives way"
+        ] = 0.0,
     ) -> None:
+        if max_wait_penalty_ms < 0:
+            raise ValueError(f"maxWaitPenaltyMs must not be negative, got {max_wait_penalty_ms}")
+        self._penalty_s = max_wait_penalty_ms / 1000
         pins = self.pins = Pins(strategy, encoded_endpoint_header_config, session_id_config)
         sessions = pins.sessions
         self.request_headers, self.response_headers = sessions.request_headers, sessions.response_headers
@@ -241,22 +247,36 @@ class _SessionAffinity:
         self.dispatched, self.endpoint_left = sessions.dispatched, sessions.endpoint_left
         self.connect, self.adopt = sessions.connect, pins.adopt
 
+    def _pinned(self, request: Request, view: FleetView) -> Mask:
+        """Return true for the session's endpoint, for none when it gives way: a wait is the predicted ttft where there
+        is one, else the prefill that is booked."""
+        mask = self.pins.of(request, view)
+        if self._penalty_s <= 0 or not mask.any() or mask.all():
+            return mask
+        name = "predicted_ttft_s" if view.has("predicted_ttft_s") else "inflight_prefill_s"
+        wait_s = known(view, name)
+        is_busy = bool(wait_s[mask].min() - np.fmin.reduce(wait_s[~mask]) > self._penalty_s)
+        return np.zeros(len(mask), np.bool_) if is_busy else mask
+
 
 class SessionAffinityFilter(_SessionAffinity):
-    """Keeps only the endpoint that serves the session; all candidates when it has none or that one is not offered."""
+    """Keeps only the endpoint that serves the session.
+
+    All stay when it has none, when that one is not offered, or when it is busier than maxWaitPenaltyMs allows.
+    """
 
     type: ClassVar[str] = "session-affinity-filter"
 
     def keep(self, request: Request, view: FleetView) -> Mask:
-        mask = self.pins.of(request, view)
+        mask = self._pinned(request, view)
         return mask if mask.any() else ~mask
 
 
 class SessionAffinityScorer(_SessionAffinity):
-    """Scores 1 for the endpoint that serves the session, 0 for the others."""
+    """Scores 1 for the endpoint that serves the session, unless that is too busy, and 0 for the others."""
 
     type: ClassVar[str] = "session-affinity-scorer"
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ("inflight_prefill_s", "predicted_ttft_s")
 
     def score(self, request: Request, view: FleetView) -> Scores:
-        return self.pins.of(request, view).astype(np.float64)
+        return self._pinned(request, view).astype(np.float64)

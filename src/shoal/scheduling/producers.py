@@ -10,8 +10,10 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from shoal.kernel.marks import Duration
+from shoal.pool import Request
 from shoal.scheduling.plugin import Ignored, Key, Ref
 
+MAX_SESSION_CHARS = 256
 APPROX = "approx-prefix-cache-producer"
 PREFIX_PRODUCERS = (APPROX, "precise-prefix-cache-producer", "burst-prefix-cache-producer")
 PrefixRef = Annotated[
@@ -125,6 +127,31 @@ class SessionIdProducer(msgspec.Struct, frozen=True, kw_only=True):
 
     def request_headers(self) -> tuple[str, ...]:
         return (self.header_name.lower() if self.header_name else f"cookie:{self.cookie_name}",)
+
+
+class AgentIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Has the session of a coding agent be its tenant, where neither a key nor a fairness header names one.
+
+    Sessions are known by the headers that Claude Code, OpenCode and Codex send (`x-claude-code-session-id`,
+    `x-session-affinity`, `session-id`, `session_id`), by `x-session-id`, and by those named here, which go first.  So
+    each program gets its share of the pool; a client that invents sessions gets several.
+    """
+
+    type: ClassVar[str] = "agent-identity"
+    additional_session_headers: Annotated[tuple[str, ...], "headers with a session's id, in order"] = ()
+
+    def __post_init__(self) -> None:
+        if not all(name.strip() for name in self.additional_session_headers):
+            raise ValueError("additionalSessionHeaders must not hold an empty name")
+
+    def request_headers(self) -> tuple[str, ...]:
+        return tuple(name.strip().lower() for name in self.additional_session_headers)
+
+    def session_of(self, request: Request) -> str:
+        for name in self.request_headers():
+            if session := request.headers.get(name, "").strip():
+                return session[:MAX_SESSION_CHARS]
+        return ""
 
 
 class MetricsDataSource(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,7 @@ BUILT_IN: dict[str, tuple[type[Any], ...]] = {
         exact_producers.PrecisePrefixCacheProducer,
         exact_producers.BurstPrefixCacheProducer,
         producers.SessionIdProducer,
+        producers.AgentIdentity,
         producers.MetricsDataSource,
         producers.CoreMetricsExtractor,
         producers.ModelsDataSource,
@@ -91,7 +92,6 @@ DEPRECATED_TYPES = {"by-label": "label-selector-filter"}
 """Types that work as they are, with a warning that names a better one."""
 
 NOT_YET = (
-    "agent-identity",
     "always-disagg-multimodal-decider",
     "always-disagg-pd-decider",
     "data-parallel-profile-handler",

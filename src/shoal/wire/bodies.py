@@ -21,7 +21,10 @@ BILLING_HEADER = "x-anthropic-billing-header"
 
 
 class BodyFacts(NamedTuple):
-    """What one body says.  prompts: canonical bytes.  salt: `cache_salt`, b"" when absent."""
+    """What one body says.
+
+    prompts: canonical bytes.  salt: `cache_salt`, b"" when absent.  extension: `nvext` as it came, None when absent.
+    """
 
     model: str = ""
     prompts: tuple[bytes, ...] = ()
@@ -30,6 +33,7 @@ class BodyFacts(NamedTuple):
     max_output_tokens: int | None = None
     salt: bytes = b""
     retry_allowed: bool = True
+    extension: Raw | None = None
 
 
 class Envelope(msgspec.Struct, gc=False):
@@ -39,6 +43,7 @@ class Envelope(msgspec.Struct, gc=False):
     stream: Any = None
     cache_salt: Any = None
     disable_fallbacks: Any = None
+    nvext: Raw = Raw()
 
 
 class ChatBody(Envelope, gc=False):
@@ -292,6 +297,7 @@ def _facts(body: Envelope, prompts: tuple[bytes, ...], limit: Any, is_token_exac
         None if limit is None else _count(limit),
         salt.encode() if isinstance(salt, str) else b"",
         body.disable_fallbacks is not True,
+        body.nvext or None,
     )
 
 

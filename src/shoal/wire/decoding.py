@@ -12,12 +12,14 @@ from shoal.pool import Api, Request
 from shoal.wire.bodies import BodyFacts, read_body, read_named
 from shoal.wire.compression import inflate
 from shoal.wire.headers import read_headers
+from shoal.wire.hints import HINT_HEADERS, read_hints
 from shoal.wire.limits import BodyTooLarge, Limits
 from shoal.wire.multipart import is_multipart, read_field
 from shoal.wire.paths import api_of, strip_query
 
 BYTES_PER_TOKEN = 4
 _DEFAULT_LIMITS = Limits()
+_HINTS = frozenset(HINT_HEADERS)
 
 
 class Decoded(NamedTuple):
@@ -75,6 +77,7 @@ def decode(
         retry_allowed=heads.retry_allowed and facts.retry_allowed,
         headers=heads.kept,
         subset=subset,
+        hints=None if facts.extension is None and _HINTS.isdisjoint(headers) else read_hints(headers, facts.extension),
     )
     return Decoded(request, facts.prompts, facts.salt)
 

@@ -1,0 +1,172 @@
+"""Agents: who they are, what of their claims is believed, and what a session that will be back gets."""
+
+import pytest
+
+from shoal.pool import RefusalReason, Request
+from shoal.pool.request import Hints
+from shoal.routing.claims import Claims
+from shoal.routing.config import load
+from tests.routing.script import Pool, Sent
+
+TRUSTING = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\nagents: {trust_hints: true, max_return_s: 60}\n"
+IDENTITY = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: agent-identity
+  parameters: {additionalSessionHeaders: [X-My-Agent]}
+"""
+BACK = Hints(returns_within_s=10.0)
+
+
+def settled(config: str, owner: str = "", **fields: object) -> Request:
+    return Claims(load(config, "")).settle(Request(id="r", model="m", **fields), owner)  # type: ignore[arg-type]
+
+
+def name_of(sent: Sent) -> str:
+    return f"e{sent.target.split(':')[0][-1]}"
+
+
+def promised(made: Pool, hints: Hints | None = BACK) -> str:
+    """Serve a turn of the session `s` that says that it will be back; returns where."""
+    sent = made.send("history", 2000, session_id="s", hints=hints)
+    sent.finish(prompt_tokens=2000, cached_tokens=0)
+    return name_of(sent)
+
+
+# ---------------------------------------------------------------------- who is who
+
+
+def test_an_agents_session_is_its_tenant_where_nothing_else_names_one() -> None:
+    assert settled(IDENTITY, session_id="abc").tenant_id == "agent:abc"
+    assert settled(IDENTITY, session_id="abc", tenant_id="acme").tenant_id == "acme"
+    assert settled(IDENTITY, "key-owner", session_id="abc").tenant_id == "key-owner"
+    assert settled(IDENTITY).tenant_id == ""
+    assert settled("", session_id="abc").tenant_id == ""
+
+
+def test_a_further_session_header_goes_before_the_known_ones() -> None:
+    found = settled(IDENTITY, session_id="abc", headers={"x-my-agent": "mine"})
+    assert (found.session_id, found.tenant_id) == ("mine", "agent:mine")
+
+
+def test_hints_are_believed_only_where_the_configuration_says_so() -> None:
+    said = Hints(priority=5, output_tokens=900, returns_within_s=600.0)
+    assert settled("", hints=said).hints is None
+    believed = settled(TRUSTING, hints=said).hints
+    assert believed == Hints(priority=5, output_tokens=900, returns_within_s=60.0)
+
+
+# ---------------------------------------------------------------------- hints at work
+
+
+def test_the_expected_length_of_an_answer_stands_in_the_books_until_it_ends() -> None:
+    made = Pool(1)
+    sent = made.send(hints=Hints(output_tokens=4000))
+    column = made.router._fleet.columns["inflight_output_tokens"]
+    assert column[0] == 4000
+    sent.finish()
+    assert column[0] == 0
+    made.send(hints=Hints(output_tokens=4000), max_output_tokens=100)
+    assert column[0] == 100
+
+
+def test_a_believed_priority_is_one_of_the_configured_bands() -> None:
+    flow = """\
+apiVersion: shoal.dev/v1alpha1
+kind: Pool
+flow: {enabled: true}
+tenants: {gold: {priority: 10}, bulk: {priority: -10}}
+"""
+    made = Pool(1, config=flow)
+    for asked, band in ((7, 0), (99, 10), (-3, -10), (-99, -10)):
+        assert made.send(hints=Hints(priority=asked)).forward.priority == band
+
+
+def test_a_session_that_said_so_comes_back_to_its_endpoint() -> None:
+    for seed in range(8):
+        made = Pool(4, seed=seed)
+        where = promised(made)
+        made.now += 5.0
+        # Its history is gone from the estimate: only the promise can tell.
+        again = made.send("something else", 1000, session_id="s")
+        assert name_of(again) == where
+        made.now += 0.1
+
+
+def test_without_the_promise_it_would_have_gone_elsewhere_sometimes() -> None:
+    elsewhere = 0
+    for seed in range(8):
+        made = Pool(4, seed=seed)
+        where = promised(made, None)
+        made.now += 5.0
+        elsewhere += name_of(made.send("something else", 1000, session_id="s")) != where
+    assert elsewhere > 2
+
+
+def test_the_fallbacks_stay_behind_the_kept_endpoint() -> None:
+    made = Pool(4)
+    promised(made)
+    again = made.send("something else", 1000, session_id="s")
+    assert len(set(again.forward.endpoints)) == 3
+
+
+def test_a_promise_ends_with_its_time_and_with_its_first_use() -> None:
+    made = Pool(4)
+    promised(made)
+    made.now += 11.0
+    made.send("late", 1000, session_id="s")
+    assert len(made.router._returns) == 0
+
+
+def test_a_session_of_another_tenant_has_no_part_in_the_promise() -> None:
+    made = Pool(4)
+    made.send("history", 2000, session_id="s", tenant_id="a", hints=BACK).finish()
+    made.send("x", 1000, session_id="s", tenant_id="b")
+    assert len(made.router._returns) == 1
+
+
+def test_the_endpoint_gives_way_when_it_is_too_busy() -> None:
+    config = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\nagents: {max_wait_s: 1}\n"
+    moved = 0
+    for seed in range(6):
+        made = Pool(4, config=config, seed=seed)
+        where = promised(made)
+        flood = 0
+        while flood < 40:
+            made.send(f"flood {flood}", 20_000, subset=(made.router._fleet.at(where).endpoint.address,))
+            flood += 1
+        moved += name_of(made.send("something else", 1000, session_id="s")) != where
+    assert moved == 6
+
+
+def test_the_promise_of_an_endpoint_that_left_binds_nobody() -> None:
+    from shoal.routing.events import EndpointLeft
+
+    made = Pool(2)
+    where = promised(made)
+    made.feed(EndpointLeft(where))
+    assert name_of(made.send("x", 1000, session_id="s")) != where
+
+
+# ---------------------------------------------------------------------- the prefix or nothing
+
+
+def test_if_available_goes_to_a_holder_of_the_prefix() -> None:
+    made = Pool(4)
+    holder = made.send("shared", 2000)
+    holder.finish()
+    asked = made.send("shared", 2000, headers={"prefer": "respond-async, if-available; q=1"})
+    assert asked.target == holder.target
+
+
+def test_if_available_is_refused_with_412_when_the_prefix_is_nowhere() -> None:
+    made = Pool(4)
+    refused = made.send("unknown", 2000, headers={"prefer": "if-available"}).refused
+    assert refused.refusal.reason is RefusalReason.PRECONDITION_FAILED
+    assert made.router.status().inflight == 0
+
+
+@pytest.mark.parametrize("value", ["return=minimal", "if-available-later", ""])
+def test_other_preferences_change_nothing(value: str) -> None:
+    assert Pool(1).send("unknown", 2000, headers={"prefer": value}).forward
