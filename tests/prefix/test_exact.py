@@ -146,6 +146,43 @@ def test_places_do_not_run_out_however_often_slots_are_cleared() -> None:
     assert index._width < 300
 
 
+def test_a_cleared_slot_is_forgotten_at_once_however_many_sets_name_it() -> None:
+    slots = 60
+    index = opened(4 << 20, slots)
+    pairs = [(one, other) for one in range(slots) for other in range(one)]
+    for key, pair in enumerate(pairs, 1):
+        for slot in pair:
+            index.store(slot, spread([key]), Tier.GPU)
+    assert index.gauges().sets > 1_700
+    index.remove(0)
+    assert index.open_slot() == 0
+    for cleared in range(1, 14):
+        index.clear(cleared)
+        index.store(cleared, spread([10_000 + cleared]), Tier.GPU)
+        for slot in range(1, cleared + 1):
+            assert index.match(spread([10_000 + slot])).blocks.nonzero()[0].tolist() == [slot]
+        for key, pair in enumerate(pairs, 1):
+            held = index.match(spread([key])).blocks.nonzero()[0].tolist()
+            assert held == sorted(slot for slot in pair if slot > cleared)
+
+
+def test_clearing_while_sets_are_scarce_never_names_a_publisher_too_many() -> None:
+    rng = np.random.default_rng(11)
+    slots, keys = 40, 400
+    index = opened(1 << 20, slots)
+    held: list[set[int]] = [set() for _ in range(slots)]
+    for turn in range(12_000):
+        slot, key = int(rng.integers(slots)), int(rng.integers(1, keys))
+        if turn % 3 == 0:
+            index.clear(slot)
+            held[slot].clear()
+        index.store(slot, spread([key]), Tier.GPU)
+        held[slot].add(key)
+        asked = int(rng.integers(1, keys))
+        said = index.match(spread([asked])).blocks.nonzero()[0].tolist()
+        assert all(asked in held[each] for each in said)
+
+
 def test_4096_publishers_have_slots_and_one_more_is_refused() -> None:
     index = opened(512 << 20, 4096)
     for slot in (0, 63, 4095):

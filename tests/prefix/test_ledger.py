@@ -121,6 +121,15 @@ def test_what_was_removed_while_it_waited_is_not_held_when_its_parent_comes() ->
     assert held.sets() == {Tier.GPU: {keys[0], keys[1], keys[3]}}
 
 
+def test_what_is_stored_and_removed_while_unknown_waits_no_longer() -> None:
+    ledger = fresh()
+    ledger.apply([bare((1,), 0, Tier.CPU), bare((1,), 0, Tier.CPU)])
+    ledger.apply([KvRemoved(hashes_of((1,)), Tier.CPU)])
+    assert ledger.gauges().orphans == 1
+    ledger.apply([KvRemoved(hashes_of((1,)), Tier.CPU)])
+    assert ledger.gauges().orphans == 0
+
+
 def test_orphans_are_bounded() -> None:
     ledger = fresh(200_000)
     for number in range(2_000):
@@ -146,6 +155,29 @@ def test_a_second_copy_is_held_until_its_own_remove() -> None:
     assert held.sets() == {Tier.GPU: set(keys_of((1, 2, 3)))}
     held.take(ledger.apply([KvRemoved(hashes_of((1, 2, 3), 2))]))
     assert held.sets() == {Tier.GPU: set(keys_of((1, 2)))}
+
+
+def test_chunks_of_a_host_tier_that_overlap_are_copies_from_the_first_block_on() -> None:
+    ledger, held = fresh(), Held()
+    held.take(ledger.apply([stored((1, 2), tier=Tier.CPU), stored((1, 2, 3), tier=Tier.CPU)]))
+    held.take(ledger.apply([KvRemoved(hashes_of((1, 2)), Tier.CPU)]))
+    assert held.sets() == {Tier.CPU: set(keys_of((1, 2, 3)))}
+    held.take(ledger.apply([KvRemoved(hashes_of((1, 2, 3)), Tier.CPU)]))
+    assert held.sets() == {}
+
+
+def test_blocks_that_come_and_go_leave_nothing_behind() -> None:
+    ledger, held = fresh(), Held()
+    rng = np.random.default_rng(5)
+    most = 0
+    for _ in range(100):
+        hashes = rng.integers(1, 2**64, 300, dtype=np.uint64).tolist()
+        tokens = rng.integers(0, 150_000, 300 * SIZE).tolist()
+        held.take(ledger.apply([KvStored(hashes, None, tokens, SIZE)]))
+        held.take(ledger.apply([KvRemoved([hash]) for hash in hashes]))
+        most = max(most, ledger.gauges().blocks)
+    assert held.sets() == {}
+    assert most < 2_000
 
 
 def test_sparse_groups_are_not_counted_whatever_they_remove() -> None:
@@ -194,14 +226,16 @@ def test_b11_a_number_out_of_range_costs_its_own_event_only() -> None:
 def test_b3_stores_without_removes_keep_to_the_budget_and_the_newest() -> None:
     ledger, held = fresh(1 << 20), Held()
     rng = np.random.default_rng(5)
+    prompts = []
     for _ in range(300):
         hashes = rng.integers(1, 2**63, 1_000).tolist()
-        tokens = rng.integers(0, 150_000, 1_000 * SIZE).tolist()
+        prompts.append(tokens := rng.integers(0, 150_000, 1_000 * SIZE).tolist())
         held.take(ledger.apply([KvStored(hashes, None, tokens, SIZE)]))
         assert ledger.gauges().used_bytes < 1 << 20
     gauges = ledger.gauges()
     assert gauges.let_go > 200_000
     assert len(held.keys[Tier.GPU]) == gauges.blocks
     assert len(held.keys[Tier.GPU]) > 20_000
-    raw = HASHER.hash_tokens(np.array(tokens, "<u4").tobytes(), "m", "", "", SIZE)
-    assert set(read_blocks(raw).tolist()) <= held.keys[Tier.GPU]
+    for tokens in prompts[-20:]:
+        raw = HASHER.hash_tokens(np.array(tokens, "<u4").tobytes(), "m", "", "", SIZE)
+        assert set(read_blocks(raw).tolist()) <= held.keys[Tier.GPU]

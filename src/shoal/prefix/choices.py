@@ -44,12 +44,15 @@ class TwoChoiceTable(BlockTable):
         return rows
 
     def _rows_in(self, buckets: Rows, keys: Blocks) -> Rows:
-        found = (self._keys.take(buckets, axis=0) == keys[:, None]).ravel().nonzero()[0]
-        rows = np.full(len(keys), -1)
-        if not len(found):
+        found: Rows = (self._keys.take(buckets, axis=0) == keys[:, None]).ravel().nonzero()[0]
+        rows: Rows
+        if len(found) == len(keys):
+            rows = (buckets << 3) + (found & 7)
             return rows
-        places = found >> 3
-        rows[places] = (buckets.take(places) << 3) + (found & 7)
+        rows = np.full(len(keys), -1)
+        if len(found):
+            places = found >> 3
+            rows[places] = (buckets.take(places) << 3) + (found & 7)
         return rows
 
     def place_of(self, key: int) -> int:

@@ -243,6 +243,8 @@ class ExactIndex:
         if np.count_nonzero(keys) != total:
             keys = keys[: int((keys == 0).argmax())]
         stretches: list[Leading] = []
+        tiers = [_TIER_NUMBER[tier] for tier in self._tiers_seen]
+        tiers.sort()
         places = self._ones
         start = 0
         while places and start < len(keys):
@@ -252,32 +254,32 @@ class ExactIndex:
             if rows.min() < 0:
                 rows = rows[: int((rows < 0).argmax())]
             entries = self._table.read(rows)
-            places = self._walk((entries & _ID_MASK).view(np.intp), places, stretches)
+            places = self._walk((entries & _ID_MASK).view(np.intp), places, tiers, stretches)
             if self._sets.rows[0] < self._scarce_rows:
                 self._touch(rows, entries)
             start += len(rows)
             if len(rows) < len(part):
                 break
-        return ExactMatch(total, stretches, self._places)
+        return ExactMatch(total, stretches, tiers, self._places)
 
-    def _walk(self, ids: Rows, places: int, stretches: list[Leading]) -> int:
+    def _walk(self, ids: Rows, places: int, tiers: list[int], stretches: list[Leading]) -> int:
         """Append what `places` hold of blocks with these sets; return those that hold all of them."""
         if not len(ids):
             return 0
-        masks, live = self._sets.masks, ~self._sets.dead
-        ends = (np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()
-        ends.append(len(ids))
-        tiers = [_TIER_NUMBER[tier] for tier in self._tiers_seen]
+        masks, dead = self._sets.masks, self._sets.dead
+        ends = (ids[1:] != ids[:-1]).nonzero()[0]
+        ends += 1
+        names = [int(ids[0]), *ids.take(ends).tolist()]
         start = 0
-        for end in ends:
-            holders = masks[ids[start]] & live
+        for name, end in zip(names, [*ends.tolist(), len(ids)], strict=True):
+            holders = masks[name] & ~dead if dead else masks[name]
             on_any = 0
             for tier in tiers:
                 on_any |= holders >> tier
             places &= on_any
             if not places:
                 break
-            stretches.append(Leading(places, holders, end - start))
+            stretches.append((places, holders, end - start))
             start = end
         return places
 

@@ -76,29 +76,29 @@ class Expectation(NamedTuple):
     age: int
 
 
-class Leading(NamedTuple):
-    """A stretch of a prompt that the same places hold in the same way.
+Leading = tuple[int, int, int]
+"""A stretch of a prompt that the same places hold in the same way: (places, holders, blocks).
 
-    places: those that hold it and all before it, as a set with the bit `place * len(TIERS)`.  holders: a bit more for
-    each tier, and for places that hold this stretch but not all before it.
-    """
-
-    places: int
-    holders: int
-    blocks: int
+places: those that hold it and all before it, as a set with the bit `place * len(TIERS)`.  holders: a bit more for each
+tier, and for places that hold this stretch but not all before it.
+"""
 
 
 class ExactMatch:
     """How much of one prompt each publisher of KV events is known to hold.
 
-    total: blocks of the request.  stretches: the prompt as far as any one holds it.  place_of: the place of each slot.
+    total: blocks of the request.  stretches: the prompt as far as any one holds it.  tier_numbers: tiers that
+    anything is on, ascending.  place_of: the place of each slot.
     """
 
-    __slots__ = ("_counts", "_held", "place_of", "stretches", "total")
+    __slots__ = ("_counts", "_held", "place_of", "stretches", "tier_numbers", "total")
 
-    def __init__(self, total: int, stretches: list[Leading], place_of: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, total: int, stretches: list[Leading], tier_numbers: list[int], place_of: npt.NDArray[np.int64]
+    ) -> None:
         self.total = total
         self.stretches = stretches
+        self.tier_numbers = tier_numbers
         self.place_of = place_of
         self._counts: npt.NDArray[np.int32] | None = None
         self._held: list[int] = []
@@ -129,29 +129,29 @@ class ExactMatch:
     def _count(self) -> npt.NDArray[np.int32]:
         """Add up where a place begins to hold the prompt on a tier, and where it ends: few do at each stretch."""
         counts = np.zeros((len(TIERS), int(self.place_of.max(initial=0)) + 1), np.int32)
-        held = [0] * len(TIERS)
+        held = dict.fromkeys(self.tier_numbers, 0)
         depth = 0
         for places, holders, blocks in self.stretches:
-            for tier, before in enumerate(held):
+            for tier, before in held.items():
                 here = holders >> tier & places
                 if here != before:
                     if depth:
-                        _add(counts[tier], before & ~here, depth)
-                        _add(counts[tier], here & ~before, -depth)
+                        _add(counts, tier, before & ~here, depth)
+                        _add(counts, tier, here & ~before, -depth)
                     held[tier] = here
                 places ^= here
             depth += blocks
-        for tier, here in enumerate(held):
-            _add(counts[tier], here, depth)
+        for tier, here in held.items():
+            _add(counts, tier, here, depth)
         return counts
 
 
-def _add(counts: npt.NDArray[np.int32], places: int, blocks: int) -> None:
-    """Add to the counts of a set of places."""
+def _add(counts: npt.NDArray[np.int32], tier: int, places: int, blocks: int) -> None:
+    """Add to the counts of a set of places on a tier."""
     if places.bit_count() > _FEW:
-        counts[slots_of(places) // len(TIERS)] += blocks
+        counts[tier, slots_of(places) // len(TIERS)] += blocks
         return
     while places:
         low = places & -places
-        counts[(low.bit_length() - 1) // len(TIERS)] += blocks
+        counts[tier, (low.bit_length() - 1) // len(TIERS)] += blocks
         places ^= low
