@@ -110,6 +110,12 @@ class Hasty(Scraper):
         self.waits.append(seconds)
         await asyncio.sleep(0)
 
+    async def scrape(self) -> bool:
+        is_read = await super().scrape()
+        # The time that reading took, which a busy machine stretches, is not what is tested here.
+        self._parse_s = 0.0
+        return is_read
+
 
 def test_an_idle_engine_is_read_seldom_and_a_busy_one_often() -> None:
     async def test() -> None:
