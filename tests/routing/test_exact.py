@@ -1,20 +1,30 @@
 """The router with exact caches: events in, tokens fetched, exact matches where they can be trusted."""
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import pytest
+
+from shoal.pool import EndpointState, Request, ServedModel
 from shoal.pool.kvevents import KvState, Tier
-from shoal.routing import Account, Arrived, Ended, Forward, Ticked
+from shoal.routing import Account, Arrived, Command, Ended, Forward, Refuse, Ticked
+from shoal.routing.agreement import ALARM_AFTER
 from shoal.routing.commands import Fetch
 from shoal.routing.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    Configured,
+    EndpointChanged,
     EndpointLeft,
     Fetched,
     FetchFailed,
     KvStreamChanged,
+    ModelsSeen,
     TokenKeys,
 )
+from shoal.routing.journal import MAGIC, Opening, Step, encode, read, replay
+from shoal.scheduling import Scheduler
 from tests.routing.script import Pool, Sent, blocks_of, request_of
 
 CONFIG = """
@@ -245,3 +255,98 @@ def test_events_that_promise_what_the_engine_never_finds_are_said_aloud() -> Non
     assert any("e0 promise blocks" in warning for warning in pool.router.status().warnings)
     pool.feed(KvStreamChanged("e0", KvState.STALE))
     assert not pool.router.status().warnings
+
+
+def test_engines_that_go_by_another_name_are_left_to_the_estimate() -> None:
+    pool = ExactPool(2)
+    listed = {"e0": ("m", "a"), "e1": ("m",)}
+    for name, models in listed.items():
+        pool.feed(ModelsSeen(name, tuple(ServedModel(id=model) for model in models)))
+    pool.router.handle(EndpointChanged("e0", EndpointState.DRAINING), pool.now)
+    sent = Sent(pool, "r1", _answer(pool, "r1"))
+    assert sent.target == "10.0.0.1:8000"
+    sent.finish(prompt_tokens=3200, cached_tokens=0)
+    pool.now += 60.0
+    pool.feed(Ticked())
+    pool.feed(EndpointChanged("e0", EndpointState.READY))
+    # The keys are made with the name of e0, so that of e1 they say nothing: not even that it has nothing.
+    again = Sent(pool, "r2", _answer(pool, "r2"))
+    assert again.target == "10.0.0.1:8000"
+    assert not pool.explained("r2")["is_exact"]
+
+
+def _answer(pool: ExactPool, name: str) -> Forward:
+    """Answer the question for tokens as an engine does: with keys that depend on the model's name."""
+    fetch = pool.ask(name, "agent", 3200)
+    assert isinstance(fetch, Fetch)
+    assert fetch.model == ("a" if name == "r2" else "m")
+    (forward,) = pool.feed(Fetched(name, 3200, (TokenKeys(SIZE, keys_of(f"agent to {fetch.model}", 3200)),)))
+    assert isinstance(forward, Forward)
+    return forward
+
+
+@pytest.mark.parametrize("where", ["schedule", "dispatched"])
+def test_a_fault_with_one_late_request_costs_no_other_its_answer(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ExactPool(2)
+    names = ["r1", "r2", "r3"]
+    for name in names:
+        assert isinstance(pool.ask(name, name, 3200), Fetch)
+    kept = getattr(Scheduler, where)
+
+    def fails(self: Scheduler, asked: Request, *rest: Any) -> Any:
+        if asked.id == "r2":
+            raise RuntimeError("a plugin's fault")
+        return kept(self, asked, *rest)
+
+    monkeypatch.setattr(Scheduler, where, fails)
+    pool.now += 60.0
+    commands = pool.feed(Ticked())
+    assert [(type(each), each.request_id) for each in commands if isinstance(each, Forward | Refuse)] == [
+        (Forward, "r1"),
+        (Refuse, "r2"),
+        (Forward, "r3"),
+    ]
+    assert pool.router.status().inflight == 2
+
+
+def test_what_was_warned_of_is_forgotten_with_the_caches() -> None:
+    pool = ExactPool(1)
+    for number in range(ALARM_AFTER):
+        pool.place(f"r{number}", f"prompt {number}", 3200).finish(prompt_tokens=9, cached_tokens=0)
+    assert pool.router.status().warnings
+    pool.feed(Configured(""))
+    assert not pool.router.status().warnings
+
+
+def test_a_journal_of_a_pool_that_knows_its_caches_replays() -> None:
+    steps: list[Step] = []
+
+    class Recording(ExactPool):
+        def feed(self, event: object) -> list[Command]:
+            commands = super().feed(event)
+            steps.append(Step(self.now, event, commands))  # type: ignore[arg-type]
+            return commands
+
+    pool = Recording(4)
+    for number in range(40):
+        pool.now += 0.3
+        if number % 5 == 4:
+            fetch = pool.ask(f"r{number}", f"p{number % 3}", 3200)
+            assert isinstance(fetch, Fetch)
+            pool.feed(FetchFailed(f"r{number}", "timeout"))
+            continue
+        sent = pool.place(f"r{number}", f"p{number % 3}", 3200)
+        pool.store(f"e{number % 4}", f"p{number % 3}", 1600, Tier.CPU if number % 2 else Tier.GPU, rank=number % 3)
+        if number % 2:
+            sent.finish(prompt_tokens=3200, cached_tokens=0)
+        if number % 7 == 6:
+            pool.feed(BlocksRemoved("e1", keys_of("p1", 320)))
+            pool.feed(BlocksCleared("e2", 1))
+            pool.feed(KvStreamChanged("e3", KvState.STALE if number % 2 else KvState.FRESH))
+    pool.ask("late", "p1", 3200)
+    pool.now += 60.0
+    pool.feed(Ticked())
+    data = MAGIC + encode(Opening(1, CONFIG, False)) + b"".join(encode(step) for step in steps)
+    count, difference = replay(*read(data))
+    assert difference is None
+    assert count == len(steps)

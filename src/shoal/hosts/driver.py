@@ -139,7 +139,11 @@ class Driver:
 
     def _tick(self) -> None:
         self._timer = None
-        self.feed(Ticked())
+        try:
+            self.feed(Ticked())
+        finally:
+            # A fault must not stop the clock of those who wait.
+            self._arm(self._clock())
 
     def close(self) -> None:
         """Stop the timer and flush the journal."""

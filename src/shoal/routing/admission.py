@@ -27,8 +27,8 @@ from shoal.routing.events import (
     PeerLeft,
     Recorded,
     Ticked,
-    TokenKeys,
 )
+from shoal.routing.fetches import PromptKeys
 from shoal.routing.fleet import Fleet
 from shoal.routing.flowplan import FlowPlan
 from shoal.routing.models import ModelTable, Resolved
@@ -51,7 +51,7 @@ class Pending(NamedTuple):
     hashes: bytes
     resolved: Resolved
     arrived_at: float
-    keys: tuple[TokenKeys, ...] = ()
+    keys: PromptKeys = PromptKeys()
     priority: int = 0
     ahead: int = 0
 
@@ -340,9 +340,7 @@ class Admission:
         except Exception as error:
             # This request is not the one whose event is handled: its fault must not cost others their commands.
             queue.take(ticket.request_id, now)
-            self._sender.undo(ticket.request_id, now)
-            refusal = Refusal(reason=RefusalReason.INTERNAL, message=f"a plugin failed: {type(error).__name__}")
-            return self._turned_away(pending, refusal, now)
+            return self._failed(pending, error, now)
         if isinstance(sent, Refusal):
             if sent.reason is RefusalReason.SATURATED:
                 # A filter lets nobody pass: what it looks at may change without an event.
@@ -354,6 +352,11 @@ class Admission:
         self._sent(pending, ticket, now)
         return _with(sent, self._waited(pending, now))
 
+    def _failed(self, pending: Pending, error: Exception, now: float) -> Refuse:
+        """Refuse a request that waited and that a plugin failed on."""
+        self._sender.undo(pending.request.id, now)
+        return self._turned_away(pending, failed(error), now)
+
     def _flush(self, now: float) -> list[Command]:
         """Flow control was turned off while requests waited: they go at once."""
         queue = self._queue
@@ -363,7 +366,10 @@ class Admission:
             queue.take(ticket.request_id, now)
             pending = _pending(ticket)
             rows = self._candidates.rows(pending.resolved.target, pending.request, now)
-            commands.append(self._straight(pending, rows, now))
+            try:
+                commands.append(self._straight(pending, rows, now))
+            except Exception as error:
+                commands.append(self._failed(pending, error, now))
         self._opens_at = now if len(queue) else math.inf
         return commands
 
@@ -373,6 +379,8 @@ class Admission:
         """A client has gone: take its request out of the queue; nothing when it does not wait."""
         ticket = self._queue.take(request_id, now) if self._queue is not None else None
         if ticket is None:
+            # A plugin may have failed on it before it was sent.
+            self._charges.dropped(request_id, now)
             return []
         refusal = Refusal(reason=RefusalReason.CLIENT_GONE, message="the client left while its request was queued")
         return [self._turned_away(_pending(ticket), refusal, now)]
@@ -506,6 +514,11 @@ def _may_go(ceilings: Mapping[int, float], highest: float, least: float) -> Call
         return least < (highest if is_owed else ceilings.get(priority, highest))
 
     return may_go
+
+
+def failed(error: Exception) -> Refusal:
+    """What a client is told whose request waited and then met a plugin's fault."""
+    return Refusal(reason=RefusalReason.INTERNAL, message=f"a plugin failed: {type(error).__name__}")
 
 
 def _pending(ticket: Ticket) -> Pending:

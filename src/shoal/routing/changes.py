@@ -129,6 +129,7 @@ class Changes:
     def _models_seen(self, event: ModelsSeen) -> None:
         if self._fleet.get(event.endpoint_id) is not None:
             self._models.update(event.endpoint_id, event.models)
+            self._exact.renamed(event.endpoint_id)
             self._candidates.invalidate()
 
     def _cleared(self, event: BlocksCleared) -> None:

@@ -5,7 +5,7 @@ tier in tokens.  How keys are stored is `prefix.exact`; what the estimate says i
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from shoal.pool.kvevents import KvState, Tier
@@ -14,7 +14,8 @@ from shoal.prefix.exact import ExactIndex
 from shoal.prefix.match import ExactMatch
 from shoal.routing.agreement import Agreement
 from shoal.routing.books import Flight
-from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, KvStreamChanged, TokenKeys
+from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, KvStreamChanged
+from shoal.routing.fetches import PromptKeys
 from shoal.routing.fleet import Member
 from shoal.scheduling.exact_producers import PrecisePrefixCacheProducer
 
@@ -25,20 +26,29 @@ _NO_BUDGET_BYTES = 1 << 20
 
 
 class Publishers:
-    """The streams of one endpoint.  slots: of each rank in the index.  block_sizes: seen, in tokens, ascending."""
+    """The streams of one endpoint.
 
-    __slots__ = ("block_sizes", "slots", "state")
+    model: the name that its keys are made with.  slots: of each rank in the index.  block_sizes: seen, in tokens,
+    ascending.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("block_sizes", "model", "slots", "state")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
         self.state = KvState.NONE
         self.slots: dict[int, int] = {}
         self.block_sizes: tuple[int, ...] = ()
 
 
 class Held(NamedTuple):
-    """What the index says of one prompt.  matches: by block size, in tokens.  prompt_tokens: exact."""
+    """What the index says of one prompt.
+
+    model: that its keys were made for.  matches: by block size, in tokens.  prompt_tokens: exact.
+    """
 
     caches: "ExactCaches"
+    model: str
     matches: dict[int, ExactMatch]
     prompt_tokens: int
 
@@ -57,11 +67,12 @@ class Held(NamedTuple):
 class ExactCaches:
     """The exact index with its publishers.  settings: of the plugin that asks for it, None while none does.
 
-    is_on: whether anything is kept.
+    base_at: the name of the base model by which the blocks of an endpoint go.  is_on: whether anything is kept.
     """
 
     __slots__ = (
         "_agreement",
+        "_base_at",
         "_expected",
         "_expiring",
         "_index",
@@ -72,7 +83,8 @@ class ExactCaches:
         "is_on",
     )
 
-    def __init__(self, settings: PrecisePrefixCacheProducer | None) -> None:
+    def __init__(self, settings: PrecisePrefixCacheProducer | None, base_at: Callable[[str], str]) -> None:
+        self._base_at = base_at
         self._index = ExactIndex(_NO_BUDGET_BYTES)
         self.is_on = False
         self._publishers: dict[str, Publishers] = {}
@@ -85,6 +97,7 @@ class ExactCaches:
         """Take changed parameters; an index that is there keeps its size."""
         if settings is None or not self.is_on:
             self._index = ExactIndex(settings.budget_bytes if settings is not None else _NO_BUDGET_BYTES)
+            self._agreement = Agreement()
             self._publishers.clear()
             self._expected.clear()
             self._expiring.clear()
@@ -105,7 +118,7 @@ class ExactCaches:
         """Note blocks that an endpoint holds now."""
         if not self.is_on:
             return
-        publishers = self._publishers.setdefault(event.endpoint_id, Publishers())
+        publishers = self._publishers_of(event.endpoint_id)
         slot = self._slot(publishers, event.rank)
         if slot is None:
             return
@@ -136,7 +149,13 @@ class ExactCaches:
         if event.state is not KvState.FRESH:
             self._agreement.forget(event.endpoint_id)
         if self.is_on:
-            self._publishers.setdefault(event.endpoint_id, Publishers()).state = event.state
+            self._publishers_of(event.endpoint_id).state = event.state
+
+    def renamed(self, endpoint_id: str) -> None:
+        """Note that an endpoint lists other models."""
+        publishers = self._publishers.get(endpoint_id)
+        if publishers is not None:
+            publishers.model = self._base_at(endpoint_id)
 
     def left(self, endpoint_id: str) -> None:
         """Forget an endpoint."""
@@ -150,6 +169,12 @@ class ExactCaches:
         publishers = self._publishers.get(endpoint_id)
         return publishers.state if publishers else KvState.NONE
 
+    def _publishers_of(self, endpoint_id: str) -> Publishers:
+        found = self._publishers.get(endpoint_id)
+        if found is None:
+            found = self._publishers[endpoint_id] = Publishers(self._base_at(endpoint_id))
+        return found
+
     def _slot(self, publishers: Publishers, rank: int) -> int | None:
         slot = publishers.slots.get(rank)
         if slot is None and len(publishers.slots) < MAX_RANKS:
@@ -162,20 +187,26 @@ class ExactCaches:
 
     # ------------------------------------------------------------------ one request
 
-    def wanted(self, members: Iterable[Member]) -> tuple[int, ...]:
-        """Return the block sizes, in tokens, at which keys of a prompt would tell something; none when nobody knows."""
+    def wanted(self, members: Iterable[Member]) -> tuple[str, tuple[int, ...]]:
+        """Return an endpoint whose cache is known, and the block sizes, in tokens, at which keys made with its model's
+        name tell something; no sizes when nobody knows.  Engines that go by another name are left to the estimate."""
+        known, model = "", ""
         sizes: set[int] = set()
         for member in members:
             publishers = self._publishers.get(member.endpoint.id)
-            if publishers is not None and publishers.state is KvState.FRESH:
+            if publishers is None or publishers.state is not KvState.FRESH or not publishers.block_sizes:
+                continue
+            if not sizes:
+                known, model = member.endpoint.id, publishers.model
+            if publishers.model == model:
                 sizes.update(publishers.block_sizes)
-        return tuple(sorted(sizes))
+        return known, tuple(sorted(sizes))
 
-    def match(self, keys: tuple[TokenKeys, ...], prompt_tokens: int, now: float) -> Held:
+    def match(self, keys: PromptKeys, prompt_tokens: int, now: float) -> Held:
         """Look a prompt up."""
         self.expire(now)
-        matches = {each.block_size_tokens: self._index.match(read_blocks(each.keys)) for each in keys}
-        return Held(self, matches, prompt_tokens)
+        matches = {each.block_size_tokens: self._index.match(read_blocks(each.keys)) for each in keys.by_size}
+        return Held(self, keys.model, matches, prompt_tokens)
 
     def cached(self, held: Held, member: Member) -> int | None:
         """See `Held.tokens`."""
@@ -211,6 +242,9 @@ class ExactCaches:
         publishers = self._publishers.get(member.endpoint.id)
         if publishers is None or publishers.state is not KvState.FRESH or not held.matches:
             return None
+        if publishers.model != held.model:
+            # Its keys of the same prompt are others, so that none is found says nothing.
+            return None
         best: tuple[int, tuple[int, ...]] | None = None
         most = -1
         for size in publishers.block_sizes:
@@ -223,13 +257,13 @@ class ExactCaches:
 
     # ------------------------------------------------------------------ what was sent and is not confirmed
 
-    def sent(self, request_id: str, member: Member, keys: tuple[TokenKeys, ...]) -> None:
+    def sent(self, request_id: str, member: Member, keys: PromptKeys) -> None:
         """Believe that an endpoint will hold a prompt, until events tell or it is over."""
         publishers = self._publishers.get(member.endpoint.id)
         if publishers is None or not self._ttl_s or publishers.state is not KvState.FRESH or not publishers.slots:
             return
         slot = min(publishers.slots.values())
-        mine = tuple(each.keys for each in keys if each.block_size_tokens in publishers.block_sizes)
+        mine = tuple(each.keys for each in keys.by_size if each.block_size_tokens in publishers.block_sizes)
         for each in mine:
             self._index.store(slot, read_blocks(each), Tier.EXPECTED)
         self._expected[request_id] = (member.endpoint.id, slot, mine)

@@ -16,21 +16,29 @@ from shoal.routing.models import Resolved
 MAX_FETCHING = 10_000
 
 
+class PromptKeys(NamedTuple):
+    """The exact keys of a prompt.  model: the base model's name that they were made with; none means the estimate."""
+
+    model: str = ""
+    by_size: tuple[TokenKeys, ...] = ()
+
+
 class Fetching(NamedTuple):
-    """A request that waits for its tokens.  due: when it goes by the estimate."""
+    """A request that waits for its tokens.  model: as in `Fetch`.  due: when it goes by the estimate."""
 
     arrived: Arrived
     resolved: Resolved
+    model: str
     arrived_at: float
     due: float
 
-    def outcome(self, fetched: Fetched | None) -> tuple[Request, tuple[TokenKeys, ...]]:
+    def outcome(self, fetched: Fetched | None) -> tuple[Request, PromptKeys]:
         """Return the request as it goes on, and its keys: none without tokens."""
         request = self.arrived.request
         if fetched is None:
-            return request, ()
+            return request, PromptKeys()
         request = msgspec.structs.replace(request, prompt_tokens=fetched.prompt_tokens, is_token_exact=True)
-        return request, fetched.keys
+        return request, PromptKeys(self.model, fetched.keys)
 
 
 class Fetches:
@@ -41,12 +49,16 @@ class Fetches:
     def __init__(self) -> None:
         self._by_id: dict[str, Fetching] = {}
 
-    def add(self, arrived: Arrived, resolved: Resolved, now: float, due: float) -> bool:
+    def add(self, arrived: Arrived, resolved: Resolved, model: str, now: float, due: float) -> bool:
         """Have a request wait; returns False when too many do."""
         if len(self._by_id) >= MAX_FETCHING:
             return False
-        self._by_id[arrived.request.id] = Fetching(arrived, resolved, now, due)
+        self._by_id[arrived.request.id] = Fetching(arrived, resolved, model, now, due)
         return True
+
+    def request(self, request_id: str) -> Request:
+        """A request that waits."""
+        return self._by_id[request_id].arrived.request
 
     def take(self, request_id: str) -> Fetching | None:
         """End a wait; None when the request does not wait."""

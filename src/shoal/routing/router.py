@@ -5,21 +5,15 @@ learn.  The figures live in `fleet` and `books`, the choice in `scheduling`, the
 """
 
 from collections import deque
+from itertools import islice
 
 import msgspec
 
 from shoal.kernel import Chance, ClockWentBack
-from shoal.pool import (
-    FleetView,
-    Outcome,
-    Refusal,
-    RefusalReason,
-    Request,
-    ServedModel,
-)
+from shoal.pool import FleetView, Outcome, Refusal, RefusalReason, Request, ServedModel
 from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, read_blocks
 from shoal.routing.accounts import account_of
-from shoal.routing.admission import Admission, Pending
+from shoal.routing.admission import Admission, Pending, failed
 from shoal.routing.books import Books, Flight
 from shoal.routing.bursts import Bursts
 from shoal.routing.candidates import Candidates, Rows
@@ -43,11 +37,10 @@ from shoal.routing.events import (
     Recorded,
     SessionAborted,
     Ticked,
-    TokenKeys,
 )
 from shoal.routing.exact import ExactCaches, Held
 from shoal.routing.explain import Explanations
-from shoal.routing.fetches import Fetches
+from shoal.routing.fetches import Fetches, PromptKeys
 from shoal.routing.fleet import Fleet, Member
 from shoal.routing.forecasts import Forecasts
 from shoal.routing.lessons import Lessons
@@ -86,7 +79,7 @@ class Router:
         self._fetches = Fetches()
         self._awaiting_record: deque[tuple[float, str]] = deque()
         self._index = EstimatedIndex(config.pool.index.budget_bytes)
-        self._exact = ExactCaches(config.precise)
+        self._exact = ExactCaches(config.precise, self._models.base_at)
         self._bursts = Bursts(config.burst) if config.burst is not None else None
         self._now = float("-inf")
         self._requests_total = 0
@@ -224,12 +217,12 @@ class Router:
         """Ask for the prompt's tokens if some candidate's cache is known exactly."""
         request = event.request
         members = [self._fleet.rows[row] for row in self._candidates.rows(resolved.target, request, now)]
-        sizes = self._exact.wanted(members)
-        if not sizes or not self._fetches.add(event, resolved, now, now + self._config.tokens.deadline_s):
+        known, sizes = self._exact.wanted(members)
+        model = self._models.base_at(known) or resolved.target
+        if not sizes or not self._fetches.add(event, resolved, model, now, now + self._config.tokens.deadline_s):
             return None
-        first = members[0].endpoint.id
-        adapter = resolved.target if self._models.is_adapter(resolved.target, first) else ""
-        return Fetch(request.id, self._models.base_at(first) or resolved.target, adapter, sizes)
+        adapter = resolved.target if self._models.is_adapter(resolved.target, known) else ""
+        return Fetch(request.id, model, adapter, sizes)
 
     def _fetched(self, request_id: str, fetched: Fetched | None, now: float) -> list[Command]:
         """Place a request whose tokens came, or will not come; nothing when it went by the estimate already."""
@@ -239,6 +232,15 @@ class Router:
         request, keys = waiting.outcome(fetched)
         pending = Pending(request, waiting.arrived.blocks, waiting.resolved, waiting.arrived_at, keys)
         return self._place(pending, now)
+
+    def _late(self, request_id: str, now: float) -> list[Command]:
+        """Place a request without its tokens; a fault of its own costs no other request its command."""
+        request = self._fetches.request(request_id)
+        try:
+            return self._fetched(request_id, None, now)
+        except Exception as error:
+            self.undo(request_id, now)
+            return [self.refuse(request, failed(error))]
 
     def _place(self, pending: Pending, now: float) -> list[Command]:
         """Send a request, have it wait, or refuse it."""
@@ -256,7 +258,7 @@ class Router:
             return Refusal(reason=reason, message=self._candidates.nobody(resolved.target), retry_after_s=1.0)
         blocks = read_blocks(hashes)
         match = self._index.match(blocks) if len(blocks) else None
-        held = self._exact.match(keys, request.prompt_tokens, now) if keys else None
+        held = self._exact.match(keys, request.prompt_tokens, now) if keys.by_size else None
         # Plugins see the model that will be served; the request keeps the name that the client gave.
         asked = msgspec.structs.replace(request, model=resolved.target) if resolved.is_rewritten else request
         fleet = self._fleet
@@ -301,7 +303,7 @@ class Router:
         self.explanations.keep(flight)
         return self._forward(flight, resolved.target if resolved.is_rewritten else "")
 
-    def _expect_exactly(self, flight: Flight, held: Held, member: Member, keys: tuple[TokenKeys, ...]) -> None:
+    def _expect_exactly(self, flight: Flight, held: Held, member: Member, keys: PromptKeys) -> None:
         """Note what the exact index promises of the chosen endpoint, and what will lie there."""
         tokens = held.tokens(member)
         if tokens is None:
@@ -336,8 +338,12 @@ class Router:
         return self._flights.get(request_id)
 
     def undo(self, request_id: str, now: float) -> None:
-        """Release what is booked for a request that went wrong."""
-        self._ended(request_id, now)
+        """Release what is booked for a request that went wrong; what else is due is left to the step."""
+        flight = self._flights.get(request_id)
+        if flight is not None and flight.ended_at is None:
+            self._release(flight, now)
+        elif self._admission is not None and flight is None:
+            self._admission.left(request_id, now)
 
     def _abort(self, session_id: str, tenant_id: str | None, now: float) -> list[Command]:
         """Refuse what waits of a session, and have what runs cut; its next request is one like any other."""
@@ -359,15 +365,17 @@ class Router:
             # The client may leave while its tokens are made, or while it waits.
             self._fetches.take(request_id)
             return self._admission.left(request_id, now) if self._admission is not None and flight is None else []
+        self._release(flight, now)
+        return self._expire(now) if flight.outcome is None else self._close(flight)
+
+    def _release(self, flight: Flight, now: float) -> None:
         flight.ended_at = now
-        self._exact.ended(request_id, now)
+        self._exact.ended(flight.request.id, now)
         self._forecasts.ended(flight)
         self._returns.ended(flight, now)
         self._books.release(flight, now)
-        if flight.outcome is not None:
-            return self._close(flight)
-        self._awaiting_record.append((now + RECORD_TIMEOUT_S, request_id))
-        return self._expire(now)
+        if flight.outcome is None:
+            self._awaiting_record.append((now + RECORD_TIMEOUT_S, flight.request.id))
 
     def _recorded(self, request_id: str, outcome: Outcome, now: float) -> list[Command]:
         flight = self._flights.get(request_id)
@@ -388,8 +396,8 @@ class Router:
     def _expire(self, now: float) -> list[Command]:
         commands: list[Command] = []
         self._exact.expire(now)
-        for late in self._fetches.late(now):
-            commands += self._fetched(late, None, now)
+        for late in islice(self._fetches.late(now), MAX_EXPIRED_PER_STEP):
+            commands += self._late(late, now)
         waiting = self._awaiting_record
         while waiting and waiting[0][0] <= now and len(commands) < MAX_EXPIRED_PER_STEP:
             flight = self._flights.get(waiting.popleft()[1])

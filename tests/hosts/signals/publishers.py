@@ -5,7 +5,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -166,16 +166,19 @@ def _bind(socket: "zmq.Socket[Any]", port: int) -> int:
 
 
 class PlainLedger:
-    """Takes the engine's hashes for our keys."""
+    """Takes the engine's hashes for our keys.  faults: blocks that it fails on."""
 
-    def __init__(self, model: str = "") -> None:
+    def __init__(self, model: str = "", faults: Collection[int] = ()) -> None:
         self.model = model
+        self._faults = faults
 
     def apply(self, events: Iterable[KvEvent]) -> Sequence[Change]:
         return [self._change(event) for event in events]
 
     def _change(self, event: KvEvent) -> Change:
         if isinstance(event, KvStored):
+            if not set(event.hashes).isdisjoint(self._faults):
+                raise RuntimeError("a fault of the ledger")
             return Stored(_keys(event.hashes), event.tier, event.block_size)
         if isinstance(event, KvRemoved):
             return Removed(_keys(event.hashes), event.tier)
@@ -227,6 +230,7 @@ class Following:
     def __init__(self, settings: KvSettings = QUICK) -> None:
         self.router = SeenRouter()
         self.models: list[str] = []
+        self.faults: set[int] = set()
         self.subscriber = KvSubscriber(self.router.feed, self._ledger, settings)
         self.subscriber.configure(lambda endpoint: endpoint.kv_sources)
 
@@ -260,7 +264,7 @@ class Following:
 
     def _ledger(self, model: str) -> PlainLedger:
         self.models.append(model)
-        return PlainLedger(model)
+        return PlainLedger(model, self.faults)
 
     def __enter__(self) -> "Following":
         return self

@@ -625,3 +625,52 @@ class _Relay:
                 await self._flowing.wait()
                 writer.write(data)
         writer.transport.abort()
+
+
+def test_an_engine_that_goes_on_under_another_id_is_followed_there() -> None:
+    async def run() -> None:
+        with ScriptedPublisher() as engine, Following() as seen:
+            seen.join(engine.source())
+            await seen.fresh()
+            engine.publish(stored(1))
+            seen.join(engine.source(), endpoint_id="gone")
+            seen.join(engine.source(), endpoint_id="other")
+            await seen.until(lambda: seen.router.state("other") is KvState.STALE)
+            seen.leave("gone")
+            seen.leave()
+            await seen.fresh("other")
+            await seen.until(lambda: seen.router.held("other") == {1})
+
+    asyncio.run(run())
+
+
+def test_an_address_that_could_not_be_dialled_belongs_to_nobody_afterwards() -> None:
+    async def run() -> None:
+        with Following() as seen:
+            seen.join(KvSource(endpoint="carrier-pigeon://roof"))
+            seen.leave()
+            seen.join(KvSource(endpoint="carrier-pigeon://roof"), endpoint_id="other")
+            assert seen.count("llm_d_epp_kv_cache_events_zmq_errors", pod_identifier="other") == 1
+
+    asyncio.run(run())
+
+
+def test_a_fault_with_the_events_of_one_engine_makes_it_stale_and_stops_no_other() -> None:
+    async def run() -> None:
+        with ScriptedPublisher() as broken, ScriptedPublisher() as sound, Following() as seen:
+            seen.join(broken.source(), endpoint_id="broken")
+            seen.join(sound.source(), endpoint_id="sound")
+            await seen.fresh("broken")
+            await seen.fresh("sound")
+            seen.faults.add(13)
+            for block in range(3):
+                broken.publish(stored(13))
+                sound.publish(stored(block))
+            await seen.until(lambda: seen.router.held("sound") == {0, 1, 2})
+            await seen.until(lambda: seen.router.state("broken") is KvState.STALE)
+            seen.faults.clear()
+            # It is trusted again once all was read anew.
+            await seen.until(lambda: seen.router.held("broken") == {13})
+            await seen.fresh("broken")
+
+    asyncio.run(run())

@@ -309,3 +309,15 @@ def test_outcomes_are_counted(tmp_path: Path) -> None:
         assert counts == {("local", "ok"): 1, ("local", "unreadable"): 1}
 
     play(scene, local(tmp_path))
+
+
+def test_a_question_that_is_taken_back_at_once_takes_no_place() -> None:
+    async def scene(made: Scene) -> None:
+        for _ in range(4):
+            made.fetch(chat()).cancel()
+            await asyncio.sleep(0.05)
+        # Else the fifth would be one too many.
+        assert (await made.tell(chat())) == FetchFailed("r-0", "unavailable")
+
+    settings = TokenSettings(backends=(Backend(url="http://127.0.0.1:1"),), max_waiting=4)
+    play(scene, settings)

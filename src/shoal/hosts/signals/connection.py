@@ -193,8 +193,11 @@ class Connection:
             why=reason,
             again_in_s=self._cool_down_s,
         )
+        self._allow_later()
+
+    def _allow_later(self) -> None:
         self._later("cool-down", self._cool_down_s, self._publisher.allow_replay)
-        self._cool_down_s = min(2 * self._cool_down_s, settings.cool_down_most_s)
+        self._cool_down_s = min(2 * self._cool_down_s, self._kit.settings.cool_down_most_s)
 
     def _check(self) -> None:
         self._later("check", self._kit.settings.check_s, self._check)
@@ -206,7 +209,14 @@ class Connection:
 
     def rest(self) -> None:
         """No more comes in this turn of the loop."""
-        self._cache.flush()
+        try:
+            self._cache.flush()
+        except Exception:
+            # Some of them are applied and some are not: what is known is no longer the engine's cache.
+            log.exception("KV events could not be applied")
+            self._kit.counts.errors.add((self._name, "apply"))
+            self._publisher.broken()
+            self._allow_later()
 
     # ------------------------------------------------------------------ notes of the publisher
 

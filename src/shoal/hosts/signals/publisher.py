@@ -235,6 +235,13 @@ class Publisher:
             self._is_rebuilding = self._missed
             self._replay()
 
+    def broken(self) -> None:
+        """What was taken could not be applied: forget it all, and ask for no replay, which may bring the same."""
+        self._abandon()
+        self._may_replay = False
+        self._lose("fault")
+        self._settle()
+
     def _go_on(self) -> None:
         """Return to the live stream, first to the message that waits."""
         waiting = self._waiting

@@ -98,7 +98,11 @@ class Pump:
                 inlet.is_queued = True
                 ready.append(inlet)
             if inlet.rest is not None:
-                inlet.rest()
+                try:
+                    inlet.rest()
+                except Exception:
+                    # Nor may it stop the turns of the others.
+                    log.exception("messages could not be dealt with")
             if time.perf_counter() >= until:
                 break
         if ready:

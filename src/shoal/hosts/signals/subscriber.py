@@ -32,15 +32,16 @@ Sources = Callable[[Endpoint], tuple[KvSource, ...]]
 
 
 class _Followed:
-    """One endpoint.  told: the state that the router knows."""
+    """One endpoint.  owned: addresses that no other may follow.  told: the state that the router knows."""
 
-    __slots__ = ("connections", "endpoint", "is_telling", "model", "sources", "told")
+    __slots__ = ("connections", "endpoint", "is_telling", "model", "owned", "sources", "told")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.sources: tuple[KvSource, ...] = ()
         self.model = ""
         self.connections: list[Connection] = []
+        self.owned: list[str] = []
         self.told = KvState.NONE
         self.is_telling = False
 
@@ -67,6 +68,7 @@ class KvSubscriber:
         self._kit = Kit(self._sockets, Pump(settings.slice_s), Slots(settings.replays), settings, self._counts)
         self._followed: dict[str, _Followed] = {}
         self._owners: dict[str, str] = {}
+        self._shut_out: dict[str, set[str]] = {}
 
     def configure(self, sources: Sources | None) -> None:
         """Follow what `sources` names of each endpoint, or nobody any more for None.
@@ -137,8 +139,9 @@ class KvSubscriber:
 
     def _connect(self, endpoint_id: str, followed: _Followed) -> None:
         """Follow what the endpoint publishes now, from the beginning."""
-        if followed.connections:
-            self._drop_connections(followed)
+        had_connections = bool(followed.connections)
+        self._drop_connections(followed)
+        if had_connections:
             asyncio.get_running_loop().call_soon(self._clear, endpoint_id, followed)
         # Keys are made with the model's name, so nothing can be read before it is known.
         for source in followed.sources if followed.model else ():
@@ -146,7 +149,9 @@ class KvSubscriber:
             if owner != endpoint_id:
                 # Its blocks would be credited to an engine that does not hold them.
                 log.warning("two endpoints name one publisher", endpoint=endpoint_id, first=owner, at=source.endpoint)
+                self._shut_out.setdefault(source.endpoint, set()).add(endpoint_id)
                 continue
+            followed.owned.append(source.endpoint)
             self._follow(endpoint_id, followed, source)
         self._changed(endpoint_id)
 
@@ -164,8 +169,26 @@ class KvSubscriber:
     def _drop_connections(self, followed: _Followed) -> None:
         for connection in followed.connections:
             connection.close()
-            self._owners.pop(connection.source.endpoint, None)
         followed.connections = []
+        for address in [each for each, waiting in self._shut_out.items() if followed.endpoint.id in waiting]:
+            self._shut_out[address].discard(followed.endpoint.id)
+            if not self._shut_out[address]:
+                del self._shut_out[address]
+        for address in followed.owned:
+            if self._owners.pop(address, None) is not None and address in self._shut_out:
+                asyncio.get_running_loop().call_soon(self._let_in, address)
+        followed.owned = []
+
+    def _let_in(self, address: str) -> None:
+        """Have one that named this publisher too follow it, as when an endpoint goes on under another id."""
+        waiting = self._shut_out.pop(address, set())
+        for endpoint_id in sorted(waiting):
+            followed = self._followed.get(endpoint_id)
+            if followed is not None and any(source.endpoint == address for source in followed.sources):
+                if address in self._owners:
+                    self._shut_out.setdefault(address, set()).add(endpoint_id)
+                else:
+                    self._connect(endpoint_id, followed)
 
     def _changed(self, endpoint_id: str) -> None:
         """Have the router told of the endpoint's state, once for all changes of this turn of the loop."""

@@ -217,6 +217,9 @@ class Tokenizers:
 
     def _ask(self, job: Job, url: str, backend: Backend, *, has_render: bool) -> None:
         job.task = self._loop.create_task(self._ask_engine(job, url, backend, has_render))
+        # A task that is cancelled before its first step runs nothing of its own, its end neither.
+        cancelled = FetchFailed(job.command.request_id, "cancelled")
+        job.task.add_done_callback(lambda _: self._finish(job, "remote", cancelled))
 
     async def _ask_engine(self, job: Job, url: str, backend: Backend, has_render: bool) -> None:
         command = job.command
