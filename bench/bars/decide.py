@@ -66,11 +66,11 @@ def router_of(endpoints: int, config: str = "") -> Router:
         id = f"10.{i >> 16}.{(i >> 8) & 255}.{i & 255}:8000"
         router.handle(EndpointJoined(Endpoint(id=id, address=id), EndpointState.READY), 0.0)
         router.handle(ModelsSeen(id, (ServedModel(id=MODEL, max_model_len=131_072),)), 0.0)
-        router.handle(LoadSeen(id, _reading(rng)), 0.0)
+        router.handle(LoadSeen(id, reading(rng)), 0.0)
     return router
 
 
-def _reading(rng: np.random.Generator) -> Signals:
+def reading(rng: np.random.Generator) -> Signals:
     return Signals(
         waiting=float(rng.integers(0, 5)),
         running=float(rng.integers(0, 30)),
@@ -112,7 +112,7 @@ def decision_times(router: Router, count: int, *, seed: int = 2, inflight: int =
     rng = np.random.default_rng(seed)
     ids = [endpoint.id for endpoint in router.status().endpoints]
     for id in ids:
-        router.handle(LoadSeen(id, _reading(rng)), 1_000.0 * seed)
+        router.handle(LoadSeen(id, reading(rng)), 1_000.0 * seed)
     now = 1.0 + 1_000.0 * seed
     open_ids: list[str] = []
     times: list[int] = []
@@ -128,7 +128,7 @@ def decision_times(router: Router, count: int, *, seed: int = 2, inflight: int =
 
     for number, arrived in enumerate(arrivals(count + inflight, seed=seed)):
         now += 0.001
-        router.handle(LoadSeen(ids[number % len(ids)], _reading(rng)), now)
+        router.handle(LoadSeen(ids[number % len(ids)], reading(rng)), now)
         with patch.object(Scheduler, "schedule", timed):
             began = clock()
             commands = router.handle(arrived, now)

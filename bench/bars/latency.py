@@ -7,14 +7,14 @@ import time
 
 import numpy as np
 
-from bench.bars.decide import MODEL, arrivals, router_of
+from bench.bars.decide import MODEL, arrivals, reading, router_of
 from bench.bars.registry import Figure, bar
 from bench.fleets import PREDICTING, Floats, sessions, ttft_errors, two_kinds
 from shoal.engine import PROFILES, EngineConfig
 from shoal.pool import Outcome, ServedModel
 from shoal.routing import Arrived, Ended, Forward, Recorded, Router
 from shoal.routing.columns import Columns
-from shoal.routing.events import ModelsSeen
+from shoal.routing.events import LoadSeen, ModelsSeen
 from shoal.simulation import NodeConfig
 from shoal.simulation.loop import Rank
 
@@ -79,13 +79,18 @@ def _new_model(scale: float) -> Figure:
     return Figure(value=max(found.values()), details=dict(found))
 
 
+def _endpoint(number: int) -> str:
+    return f"10.0.{number >> 8}.{number & 255}:8000"
+
+
 def warm_router(endpoints: int, config: str, count: int) -> tuple[Router, list[Arrived], float]:
     """A router that has seen `count` streams on so many endpoints, what may arrive next, and the time."""
     router = router_of(endpoints, config)
     rng = np.random.default_rng(4)
     now = 1.0
-    for arrived in arrivals(count, seed=5):
+    for number, arrived in enumerate(arrivals(count, seed=5)):
         now += 0.01
+        router.handle(LoadSeen(_endpoint(number % endpoints), reading(rng)), now)
         (forward,) = router.handle(arrived, now)
         assert isinstance(forward, Forward)
         ttft_s = 0.02 + arrived.request.prompt_tokens * 4e-5 * float(rng.lognormal(0.0, 0.05))
@@ -102,6 +107,7 @@ def warm_router(endpoints: int, config: str, count: int) -> tuple[Router, list[A
      at_most=100, part=4)  # fmt: skip
 def _predict(scale: float) -> Figure:
     router, following, now = warm_router(100, PREDICTING, 2_000)
+    rng = np.random.default_rng(8)
     spent: list[int] = []
     make = Columns.prediction
 
@@ -114,8 +120,9 @@ def _predict(scale: float) -> Figure:
     learned: list[int] = []
     setattr(Columns, "prediction", timed)  # noqa: B010
     try:
-        for arrived in following * max(1, round(3 * scale)):
+        for number, arrived in enumerate(following * max(1, round(3 * scale))):
             now += 0.01
+            router.handle(LoadSeen(_endpoint(number % 100), reading(rng)), now)
             request = arrived.request
             forward = router.handle(arrived, now)[0]
             assert isinstance(forward, Forward)

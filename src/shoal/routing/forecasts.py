@@ -30,8 +30,6 @@ MAX_LAWS = 256
 # Before its law rests on so many records, no machine is said to differ from it.
 SETTLED_RECORDS = 40
 
-_FLOORS: Floats = np.array([[TTFT.floor_s], [TPOT.floor_s]])
-
 Key = tuple[str, str]
 """(model, kind of machine)."""
 
@@ -81,34 +79,29 @@ class Forecasts:
         """Predict for every row.  column: a column of the books by name.  blocks: the prompt's hashes."""
         model = self._base(request.model)
         board = self._board(model)
-        ratio = self._ratios.get(model, 1.0)
-        figures = np.empty((len(Figure), len(self._fleet)))
-        own, held = figures[Figure.OWN_TOKENS], column("matched_tokens") * ratio
-        prompt = request.prompt_tokens * ratio
-        np.subtract(prompt, held, out=own)
+        figures, tokens = board.figures, float(request.prompt_tokens)
+        held, own = column("matched_tokens"), figures[Figure.OWN_TOKENS]
+        np.subtract(tokens, held, out=own)
         np.maximum(own, 1.0, out=own)
-        turn = self._apply_turn(request, model, match, blocks, own, held)
-        figures[Figure.BASE] = 1.0
-        figures[Figure.ATTENTION_PAIRS] = own * (held + 0.5 * own)
-        figures[Figure.AHEAD_TOKENS] = column("inflight_prefill_s") / column("prefill_s_per_token")
+        turn = self._apply_turn(request, model, match, blocks, own)
+        # Own tokens look at all before them: the held ones, and on average half of their own.
+        pairs = figures[Figure.ATTENTION_PAIRS]
+        np.multiply(own, -0.5, out=pairs)
+        pairs += tokens
+        pairs *= own
+        np.divide(column("inflight_prefill_s"), column("prefill_s_per_token"), out=figures[Figure.AHEAD_TOKENS])
         figures[Figure.INFLIGHT_REQUESTS] = column("inflight_requests")
         figures[Figure.INFLIGHT_OUTPUT_TOKENS] = column("inflight_output_tokens")
         # NaN is unknown: an engine that does not say it waits is judged by the books alone.
         np.fmax(column("kv_usage"), 0.0, out=figures[Figure.KV_USAGE])
         np.fmax(column("waiting"), 0.0, out=figures[Figure.WAITING])
-        figures[Figure.CONTEXT_TOKENS] = prompt
-        seconds = np.add.reduce(board.coefficients() * figures, axis=1)
-        np.maximum(seconds, _FLOORS, out=seconds)
-        seconds *= board.scales
-        # A kind that was hardly tried goes by what it inherited: were it to wait for trust, it would never be tried.
-        tried = [law.ttft_errors for law in board.laws]
-        is_trusted = any(each.is_trusted for each in tried) and not any(each.is_bad for each in tried)
-        return Prediction(model, figures, seconds, is_trusted=is_trusted, turn=turn)
+        figures[Figure.CONTEXT_TOKENS] = tokens
+        return Prediction(model, board, turn)
 
     def _apply_turn(
-        self, request: Request, model: str, match: Match | None, blocks: Blocks, own: Floats, held: Floats
+        self, request: Request, model: str, match: Match | None, blocks: Blocks, own: Floats
     ) -> Turn | None:
-        """Set what the engine holds of an earlier turn, where that is known; returns that turn."""
+        """Set what is left to prefill behind an earlier turn, where that is known; returns that turn."""
         if match is None or not match.runs:
             return None
         deepest = hashes_within(int(match.blocks.max()))
@@ -122,8 +115,10 @@ class Forecasts:
         if match.held(member.slot) < REACH[deepest]:
             return None
         kept = turn.held_tokens(self._kept.get(model, 0.5))
-        held[member.row] = kept = kept - kept % CACHE_BLOCK_TOKENS
-        own[member.row] = max(request.prompt_tokens * turn.tokens_ratio - kept, 1.0)
+        kept -= kept % CACHE_BLOCK_TOKENS
+        # The law counts as the estimate does, which is off by the model's ratio.
+        ratio = self._ratios.get(model, 1.0)
+        own[member.row] = max((request.prompt_tokens * turn.tokens_ratio - kept) / ratio, 1.0)
         return turn
 
     def _base(self, name: str) -> str:
@@ -150,7 +145,7 @@ class Forecasts:
             scales = [self._scale(member.endpoint.id, model) for member in fleet.rows]
             board = self._boards[model] = Board(
                 list(laws.values()),
-                np.array([places[key] for key in keys], np.intp),
+                [places[key] for key in keys],
                 np.array([[ttft.factor for ttft, _ in scales], [tpot.factor for _, tpot in scales]]),
             )
         return board
@@ -193,7 +188,6 @@ class Forecasts:
     def sent(self, flight: Flight, made: Prediction, member: Member) -> None:
         """Note what was predicted of the endpoint that a request goes to."""
         row, request = member.row, flight.request
-        board = self._board(made.model)
         forecast = Forecast(
             ttft_s=round(float(made.ttft_s[row]), 6),
             tpot_s=round(float(made.tpot_s[row]), 7),
@@ -201,8 +195,7 @@ class Forecasts:
             slo_tpot_s=slo_s(request, SLO_TPOT_HEADER),
             is_trusted=made.is_trusted,
         )
-        law = board.laws[int(board.of_row[row])]
-        flight.noted = noted = Noted(made, row, member, law, forecast)
+        flight.noted = noted = Noted(made, row, member, forecast)
         rows = [self._fleet.at(name).row for name in flight.decision.candidates]
         noted.ttft_s, noted.tpot_s = made.ttft_s[rows], made.tpot_s[rows]
         if noted.forecast.slo_tpot_s is not None:
@@ -236,19 +229,8 @@ class Forecasts:
         queue_s = flight.dispatched_at - flight.arrived_at
         ttft_s, duration_s = max(ttft_s - queue_s, TTFT.floor_s), outcome.duration_s - queue_s
         self._note_turn(flight, served, outcome)
-        cached, prompt = outcome.cached_tokens, outcome.prompt_tokens
-        if prompt is not None and request.prompt_tokens and prompt > 0:
-            ratio = min(max(prompt / request.prompt_tokens, 0.1), 10.0)
-            known = self._ratios.get(noted.model)
-            self._ratios[noted.model] = ratio if known is None else known + 0.02 * (ratio - known)
-            if cached is not None:
-                if noted.turn is not None:
-                    kept = self._kept.get(noted.model, 0.5)
-                    self._kept[noted.model] = kept + 0.1 * (noted.turn.kept_ratio(cached) - kept)
-                # The law is of what was really prefilled; how well that is foreseen is another matter.
-                own = float(max(prompt - cached, 1))
-                noted.figures[Figure.OWN_TOKENS] = own
-                noted.figures[Figure.ATTENTION_PAIRS] = own * (cached + 0.5 * own)
+        if outcome.prompt_tokens and request.prompt_tokens:
+            self._correct(noted, request.prompt_tokens, outcome.prompt_tokens, outcome.cached_tokens)
         law, forecast, figures = noted.law, noted.forecast, noted.figures / UNITS
         ttft_scale, tpot_scale = self._scale(served.endpoint.id, noted.model)
         law.ttft_errors.note(forecast.ttft_s, ttft_s)
@@ -261,6 +243,23 @@ class Forecasts:
         board = self._boards.get(noted.model)
         if board is not None and served.row >= 0 and self._generation == self._fleet.generation:
             board.scales[:, served.row] = ttft_scale.factor, tpot_scale.factor
+            board.refresh()
+
+    def _correct(self, noted: Noted, estimated: int, prompt: int, cached: int | None) -> None:
+        """Learn how the engine counts, and put the figures right by it.  prompt, cached: its own count."""
+        model = noted.model
+        ratio = min(max(prompt / estimated, 0.1), 10.0)
+        known = self._ratios.get(model)
+        self._ratios[model] = ratio = ratio if known is None else known + 0.02 * (ratio - known)
+        if cached is None:
+            return
+        if noted.turn is not None:
+            kept = self._kept.get(model, 0.5)
+            self._kept[model] = kept + 0.2 * (noted.turn.kept_ratio(cached) - kept)
+        # The law is of what was really prefilled; how well that is foreseen is another matter.
+        own = max(prompt - cached, 1) / ratio
+        noted.figures[Figure.OWN_TOKENS] = own
+        noted.figures[Figure.ATTENTION_PAIRS] = own * (prompt / ratio - 0.5 * own)
 
     def _note_turn(self, flight: Flight, served: Member, outcome: Outcome) -> None:
         request = flight.request

@@ -6,9 +6,8 @@ Values only; `forecasts` makes them and learns from what came of them.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from shoal.latency import UNITS, Curve, Errors, Turn
+from shoal.latency import TPOT, TTFT, UNITS, Curve, Errors, Figure, Turn
 from shoal.pool.outcome import Forecast
 from shoal.routing.fleet import Floats, Member
 
@@ -22,41 +21,65 @@ class Law(NamedTuple):
     tpot_errors: Errors
 
 
-class Board:
-    """The laws of one model over the rows of the fleet.
+_FLOORS: Floats = np.array([[TTFT.floor_s], [TPOT.floor_s]])
 
-    laws: those that occur.  of_row: which of them each row has.  scales: each machine's own factors, ttft and tpot.
+
+class Board:
+    """The laws of one model over the rows of the fleet, ready to be multiplied.
+
+    figures: to be filled for each request: a row for each `Figure`, a column for each endpoint.  is_trusted: whether
+    predictions may decide.  scales: each machine's own factors, (ttft and tpot, rows).
     """
 
-    __slots__ = ("laws", "of_row", "scales")
+    __slots__ = ("_coefficients", "_laws", "_of_row", "_products", "figures", "is_trusted", "scales")
 
-    def __init__(self, laws: list[Law], of_row: npt.NDArray[np.intp], scales: Floats) -> None:
-        self.laws = laws
-        self.of_row = of_row
+    def __init__(self, laws: list[Law], of_row: list[int], scales: Floats) -> None:
+        self._laws = laws
+        self._of_row = np.array(of_row, np.intp)
         self.scales = scales
+        # Memory that is used again for each request costs less than memory that has to be had.
+        self.figures: Floats = np.ones((len(Figure), len(of_row)))
+        self._products: Floats = np.empty((2, len(Figure), len(of_row)))
+        self.refresh()
 
-    def coefficients(self) -> Floats:
-        """Return seconds for one of each figure: (ttft and tpot, figures, rows), or one row for all."""
-        made = np.array([[law.ttft.coefficients for law in self.laws], [law.tpot.coefficients for law in self.laws]])
-        columns: Floats = (made / UNITS).transpose(0, 2, 1)
-        return columns if len(self.laws) == 1 else np.take(columns, self.of_row, axis=2)
+    def law(self, row: int) -> Law:
+        """The law of an endpoint."""
+        return self._laws[int(self._of_row[row])]
+
+    def refresh(self) -> None:
+        """Take over what was learned since."""
+        laws = self._laws
+        made = np.array([[law.ttft.coefficients for law in laws], [law.tpot.coefficients for law in laws]])
+        columns: Floats = np.take((made / UNITS).transpose(0, 2, 1), self._of_row, axis=2)
+        self._coefficients: Floats = columns * self.scales[:, None, :]
+        tried = [law.ttft_errors for law in laws]
+        # A kind that was hardly tried goes by what it inherited: were it to wait for trust, it would never be tried.
+        self.is_trusted = any(each.is_trusted for each in tried) and not any(each.is_bad for each in tried)
+
+    def seconds(self) -> Floats:
+        """Return what the figures amount to: (ttft and tpot, rows), in an array of its own."""
+        np.multiply(self._coefficients, self.figures, out=self._products)
+        seconds: Floats = np.add.reduce(self._products, axis=1)
+        np.maximum(seconds, _FLOORS, out=seconds)
+        return seconds
 
 
 class Prediction:
     """What was predicted of one request for every row of the fleet.
 
-    model: the base model that it was made for.  figures: one row for each `Figure`, one column for each endpoint.
-    is_trusted: whether the laws of the whole fleet may decide.  turn: the one that it follows up on, where known.
+    model: the base model that it was made for.  board: with its figures, until the next one is made.  is_trusted:
+    whether it may decide.  turn: the one that it follows up on, where known.
     """
 
-    __slots__ = ("figures", "is_trusted", "model", "tpot_s", "ttft_s", "turn")
+    __slots__ = ("board", "is_trusted", "model", "tpot_s", "ttft_s", "turn")
 
-    def __init__(self, model: str, figures: Floats, seconds: Floats, *, is_trusted: bool, turn: Turn | None) -> None:
+    def __init__(self, model: str, board: Board, turn: Turn | None) -> None:
         self.model = model
-        self.figures = figures
+        self.board = board
+        seconds = board.seconds()
         self.ttft_s: Floats = seconds[0]
         self.tpot_s: Floats = seconds[1]
-        self.is_trusted = is_trusted
+        self.is_trusted = board.is_trusted
         self.turn = turn
 
 
@@ -65,10 +88,10 @@ class Noted:
 
     __slots__ = ("figures", "forecast", "law", "member", "model", "tpot_s", "ttft_s", "turn")
 
-    def __init__(self, made: Prediction, row: int, member: Member, law: Law, forecast: Forecast) -> None:
-        self.figures: Floats = made.figures[:, row].copy()
+    def __init__(self, made: Prediction, row: int, member: Member, forecast: Forecast) -> None:
+        self.figures: Floats = made.board.figures[:, row].copy()
         self.forecast = forecast
-        self.law = law
+        self.law = made.board.law(row)
         self.member = member
         self.model = made.model
         self.ttft_s, self.tpot_s = made.ttft_s, made.tpot_s
