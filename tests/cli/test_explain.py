@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from shoal.cli import main
-from shoal.cli.explain import candidates_table, ending
+from shoal.cli.explain import candidates_table, ending, head
 from tests.cli.fake_pool import EXPLANATION, FakePool
 
 
@@ -56,3 +56,8 @@ def test_among_equal_totals_the_chosen_one_stands_first() -> None:
 def test_a_server_that_gave_no_answer_did_not_serve() -> None:
     assert "served by b: status 404" in ending({**EXPLANATION, "status": 404})
     assert "failed on b: status 503" in ending({**EXPLANATION, "status": 503})
+
+
+def test_exact_tokens_are_not_called_an_estimate() -> None:
+    assert "prompt tokens (by its exact tokens)" in head({**EXPLANATION, "is_exact": True})
+    assert "prompt tokens (estimated before dispatch)" in head({**EXPLANATION, "is_exact": False})

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from shoal.cli import flags
 from shoal.hosts.load import LoadReport, Stage, run_load
 from shoal.workload import Plan, multi_turn
 
@@ -66,13 +67,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--engines", type=_at_least_one, default=4, metavar="N", help="embedded engines (4)")
     parser.add_argument("--chats", type=_at_least_one, default=32, metavar="N", help="chats, all at the same time (32)")
     parser.add_argument("--turns", type=_at_least_one, default=8, metavar="N", help="turns of each chat (8)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the traffic (1)")
+    parser.add_argument("--seed", type=flags.seed, default=1, metavar="N", help="seed of the traffic (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write both reports there too")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; 0 when both runs had no errors."""
+    flags.check_report(arguments.json)
     console = Console()
     try:
         shows = uvloop.run(play(arguments, console))
@@ -85,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(_AFTER.format(engines=arguments.engines, model=shows[0].model), highlight=False, soft_wrap=True)
     if arguments.json:
         reports = {show.title: msgspec.Raw(show.report.to_json()) for show in shows}
-        arguments.json.write_bytes(msgspec.json.encode(reports))
+        flags.write_report(arguments.json, msgspec.json.encode(reports))
     return 1 if any(show.report.failed for show in shows) else 0
 
 

@@ -7,6 +7,7 @@ import signal
 
 import uvloop
 
+from shoal.cli import flags
 from shoal.engine import PROFILES
 from shoal.engine.cache import HostPolicy
 from shoal.hosts.engine import EngineServer, EngineServerConfig, Faults
@@ -77,7 +78,7 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of the queue (fcfs)"
     )
-    group.add_argument("--seed", type=int, default=0, help="decides answer texts and which requests fail (0)")
+    group.add_argument("--seed", type=flags.seed, default=0, help="decides answer texts and which requests fail (0)")
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:

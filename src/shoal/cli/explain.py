@@ -74,11 +74,12 @@ def head(explanation: dict[str, Any]) -> str:
     named = escape(model) if not target or target == model else f"{escape(model)} -> {escape(target)}"
     client = f" (client's id {escape(str(explanation['client_id']))})" if explanation.get("client_id") else ""
     dropped = "".join(f", {name} dropped {count}" for name, count in explanation.get("dropped", []) if count)
+    counted = "by its exact tokens" if explanation.get("is_exact") else "estimated before dispatch"
     return (
         f"request [bold]{escape(str(explanation.get('request_id', '')))}[/bold]{client}, "
         f"picker {explanation.get('picker', '?')}\n"
         f"{explanation.get('api', '')}, model {named or '-'}, {_count(explanation.get('prompt_tokens'))} prompt tokens "
-        f"(estimated before dispatch), profile {escape(str(explanation.get('profile', '')))}{dropped}"
+        f"({counted}), profile {escape(str(explanation.get('profile', '')))}{dropped}"
     )
 
 

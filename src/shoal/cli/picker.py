@@ -6,6 +6,7 @@ Owns the flags; those of llm-d's picker that mean something here keep their name
 import argparse
 from pathlib import Path
 
+from shoal.cli import flags
 from shoal.cli.up import add_log_flags
 from shoal.kernel import ConfigError
 
@@ -58,9 +59,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="BOOL",
         help="TLS on the gRPC port; true needs --cert-path, and is the default with it",
     )
-    parser.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="longest drain (30s)")
+    parser.add_argument("--drain-timeout", type=flags.seconds, default=30.0, metavar="S", help="longest drain (30s)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="sockets ($XDG_RUNTIME_DIR/shoal/GRPC_PORT)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of every random choice (0)")
+    parser.add_argument("--seed", type=flags.seed, default=0, help="seed of every random choice (0)")
     for flag in _ACCEPTED:
         parser.add_argument(f"--{flag}", help=argparse.SUPPRESS)
     for flag in ("tracing", "metrics-endpoint-auth"):
@@ -110,14 +111,3 @@ def _boolean(text: str) -> bool:
     if text.lower() not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return known[text.lower()]
-
-
-def _seconds(text: str) -> float:
-    """Read `30`, `30s`, `500ms` or `2m`."""
-    for unit, factor in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("", 1.0)):
-        if text.endswith(unit):
-            try:
-                return float(text.removesuffix(unit)) * factor
-            except ValueError:
-                break
-    raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 30s, 500ms or 2m")

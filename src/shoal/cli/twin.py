@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from shoal.cli import flags
 from shoal.kernel import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     for verb in (run_parser, compare):
         verb.add_argument("experiment", type=Path, help="fleet, workload and router (docs/twin.md)")
-        verb.add_argument("--seed", type=int, action="append", default=[], help="instead of the file's (repeatable)")
+        verb.add_argument(
+            "--seed", type=flags.seed, action="append", default=[], help="instead of the file's (repeatable)"
+        )
         verb.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (1)")
         verb.add_argument("--json", type=Path, metavar="FILE", help="write every figure of every run there")
     compare.add_argument(
@@ -83,6 +86,7 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.jobs < 1:
         raise ConfigError("must be at least 1", source="--jobs")
+    flags.check_report(args.json)
     text = _text(args.experiment)
     experiment = read_experiment(text, str(args.experiment))
     given = args.policy or [experiment.router.config or DEFAULT]
@@ -101,7 +105,8 @@ def _run(args: argparse.Namespace) -> int:
     console.print(_table(results))
     if args.json:
         plain = {name: [msgspec.to_builtins(each) for each in each_seed] for name, each_seed in results.items()}
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode({"seeds": seeds, "results": plain})) + b"\n")
+        report = msgspec.json.format(msgspec.json.encode({"seeds": seeds, "results": plain})) + b"\n"
+        flags.write_report(args.json, report)
     return 0
 
 

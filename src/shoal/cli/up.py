@@ -7,6 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from shoal.cli import flags
+
 _EXAMPLES = """examples:
   shoal up --engines 4                                four embedded engines, no GPU needed
   shoal up --backend http://10.0.0.1:8000 --backend http://10.0.0.2:8000
@@ -48,14 +50,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="sockets and files ($XDG_RUNTIME_DIR/shoal/PORT)")
     how = parser.add_argument_group("how")
     how.add_argument("--config", type=Path, metavar="FILE", help="EndpointPickerConfig; followed while it runs")
-    how.add_argument("--workers", type=int, default=1, metavar="N", help="picker processes (1)")
+    how.add_argument("--workers", type=int, default=1, metavar="N", help="picker processes (1; at most 128)")
     how.add_argument(
         "--data-plane",
         choices=("envoy", "direct"),
         help="what carries the bytes: Envoy, or the workers themselves (envoy, or what the configuration says)",
     )
-    how.add_argument("--seed", type=int, default=0, help="seed of every random choice (0)")
-    how.add_argument("--drain-timeout", type=float, metavar="S", help="longest drain at the end (30)")
+    how.add_argument("--seed", type=flags.seed, default=0, help="seed of every random choice (0)")
+    how.add_argument("--drain-timeout", type=flags.seconds, metavar="S", help="longest drain at the end (30)")
     add_log_flags(how)
     parser.add_argument("--upgrade", action="store_true", help="replace the workers of the pool that runs on --port")
     parser.set_defaults(run=run)

@@ -447,5 +447,5 @@ class Router:
             exact_entries=rows,
             exact_bytes=used_bytes,
             exact_budget_bytes=budget_bytes,
-            warnings=[*self._config.warnings, *exact.warnings()],
+            warnings=exact.warnings(),
         )

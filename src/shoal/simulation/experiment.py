@@ -68,7 +68,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     router: RouterSpec = RouterSpec()
     arrivals: Arrivals = Arrivals()
     incidents: tuple[Incident, ...] = ()
-    seeds: tuple[int, ...] = (1, 2, 3)
+    seeds: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...] = (1, 2, 3)
 
 
 def read_experiment(text: str, source: str) -> Experiment:

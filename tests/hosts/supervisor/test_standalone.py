@@ -12,6 +12,13 @@ from shoal.kernel import ConfigError
 from shoal.routing import Router
 
 HEAD = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\n"
+IDLE_FIELD = """apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: precise-prefix-cache-producer
+  parameters: {tokenProcessorConfig: {blockSizeTokens: 16}}
+- type: prefix-cache-scorer
+"""
 
 
 class Scene:
@@ -73,5 +80,17 @@ def test_every_picker_hashes_prompts_with_a_key_of_its_own(tmp_path: Path) -> No
         keys = {Scene(tmp_path).picker._options.hash_key for _ in range(3)}
         assert len(keys) == 3
         assert "0" not in keys
+
+    asyncio.run(test())
+
+
+def test_what_is_wrong_with_the_file_is_said_once_and_under_its_own_name(tmp_path: Path) -> None:
+    async def test() -> None:
+        scene = Scene(tmp_path)
+        scene.file.write_text(f"{HEAD}---\n{IDLE_FIELD}")
+        await scene.picker.reload()
+        (warning,) = [each for each in scene.picker._about().warnings if "blockSizeTokens" in each]
+        assert warning.startswith(f"{scene.file}:")
+        assert scene.picker.picker.driver.router.status().warnings == []
 
     asyncio.run(test())

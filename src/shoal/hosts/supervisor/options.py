@@ -17,6 +17,11 @@ NOTHING_TO_SERVE = (
     "  shoal up --backends-file backends.yaml                a list that is followed while it runs"
 )
 
+MAX_WORKERS = 128
+"""Pickers of one pool: twice as many run during an upgrade, and a picker hears 256 peers at most."""
+MAX_ENGINES = 256
+"""Embedded engines of one pool; more are modelled by the twin."""
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The flags of `shoal up`.
@@ -24,6 +29,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     engines: embedded ones to start.  backends: URLs.  config: configuration file, None for the defaults.  host, port,
     metrics_port, data_plane, drain_s: None for what the configuration says; port 0 takes a free one, metrics_port 0 is
     none.
+    engines and workers are limited: a slip of the finger must not fill the machine with processes.
     workers: picker processes.  run_dir: None for the default of the port.  model, engine_args: for embedded engines.
     """
 
@@ -50,8 +56,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(NOTHING_TO_SERVE)
         if self.engines < 0:
             raise ConfigError("must not be negative", source="--engines")
-        if self.workers < 1:
-            raise ConfigError("must be at least 1", source="--workers")
+        if self.engines > MAX_ENGINES:
+            raise ConfigError(f"must be at most {MAX_ENGINES}, each is a process", source="--engines")
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"must be 1 to {MAX_WORKERS}, each is a process", source="--workers")
         for flag, port in (("--port", self.port), ("--metrics-port", self.metrics_port)):
             if port is not None and not 0 <= port < 65536:
                 raise ConfigError("must be a number of 0 to 65535", source=flag)

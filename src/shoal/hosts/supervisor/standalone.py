@@ -226,7 +226,8 @@ class StandalonePicker(Worker):
 
     def _about(self) -> PoolPicture:
         roll = call_roll(self._keeper)
-        warnings = [each for each in ("" if roll.ready else roll.summary, self._refused, self._stuck) if each]
+        warnings = [*self._configuration.config.warnings]
+        warnings += [each for each in ("" if roll.ready else roll.summary, self._refused, self._stuck) if each]
         warnings += self._inputs.warnings
         return PoolPicture(
             url=f"grpc://{self._address}",
