@@ -20,7 +20,7 @@ demo: $(STAMP)  ## Start a pool of 4 engines and compare round-robin with cache-
 
 test: $(STAMP)  ## Everything that CI runs: lint, types, layers, and every test
 	@$(MAKE) --no-print-directory lint types layers
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not e2e"
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not e2e" --reruns 1
 	$(BIN)/python -m pytest -q -m e2e --reruns 2
 
 test-fast: $(STAMP)  ## Only the tests that start no processes
