@@ -122,7 +122,7 @@ def _restart(scale: float) -> Figure:
 
 
 async def _killed(scale: float) -> tuple[float, float]:
-    """Kill the only picker a third into a load; return the hit ratios of the 5 s before it and of 5 to 10 s after."""
+    """Kill the only picker 17 s into a load; return the hit ratios of the 5 s before it and of 5 to 10 s after it."""
     plan = multi_turn(
         np.random.default_rng(1),
         chats=max(200, int(400 * scale)),

@@ -51,9 +51,9 @@ def test_the_journal_of_a_live_run_replays() -> None:
 
 
 def test_two_pickers_find_in_caches_what_one_finds() -> None:
-    # Two that say nothing to each other lose 16 points; a busy machine alone makes a few.
     figure = measured("share.hit-ratio", 0.2)
-    assert figure.value < 10.0, figure.details
+    # Two that say nothing to each other lose 16 points; where engines run late, lateness alone makes a few.
+    assert figure.value < (10.0 if figure.void else 5.0), (figure.void, figure.details)
 
 
 def test_one_of_two_pickers_that_is_killed_leaves_nothing_in_flight_and_loses_no_request() -> None:
