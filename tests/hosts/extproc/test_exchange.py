@@ -192,6 +192,23 @@ def test_a_full_duplex_gateway_gets_the_decision_and_the_body_back_in_small_fram
     assert [chunk.end_of_stream for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
+def named(door: Door) -> list[str]:
+    exchange = Exchange(door.picker)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body(chat()))
+    headers = headers_of(parse(reply).request_body.response.header_mutation)
+    return headers["x-gateway-destination-endpoint"].split(",")
+
+
+def test_a_gateway_is_given_fallbacks_only_when_the_file_asks_for_them(door: Door) -> None:
+    both = ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert sorted(named(door)) == both
+    door.picker.is_behind_gateway = True
+    assert len(named(door)) == 1
+    door.picker.configure(load("apiVersion: shoal.dev/v1alpha1\nkind: Pool\nretries: {fallbacks: 1}\n", "test"))
+    assert sorted(named(door)) == both
+
+
 def test_a_gateway_that_shows_the_response_gets_its_request_recorded(door: Door) -> None:
     exchange = Exchange(door.picker)
     exchange.receive(head(mode=4))

@@ -1,9 +1,6 @@
 """`shoal picker` alone: a foreign gateway asks it over TCP."""
 
-import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,38 +13,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as rpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shoal.cli import main
-from shoal.hosts.supervisor import free_port
 from tests.hosts.supervisor.pool_rig import until
+from tests.hosts.supervisor.standalone_rig import Alone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
-
-class Alone:
-    """A picker process with one engine."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.flags = ["--run-dir", str(directory / "run")]
-        self.port, self.health_port = free_port(), free_port()
-        self.engine = self._start("engine", ["--port", "0"])
-        found = until(lambda: re.search(r"listening on (http://\S+)", self.said("engine")))
-        assert found is not None
-        self.engine_url = found[1]
-        ports = ["--grpc-port", str(self.port), "--grpc-health-port", str(self.health_port), "--metrics-port", "0"]
-        self.picker = self._start("picker", ["--backend", self.engine_url, *ports, *self.flags])
-
-    def said(self, verb: str) -> str:
-        return (self.directory / f"{verb}.log").read_text(errors="replace")
-
-    def _start(self, verb: str, flags: list[str]) -> subprocess.Popen[bytes]:
-        with (self.directory / f"{verb}.log").open("wb") as log:
-            command = [sys.executable, "-m", "shoal.cli", verb, *flags]
-            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-    def end(self) -> None:
-        for process in (self.picker, self.engine):
-            process.kill()
-            process.wait(20.0)
 
 
 @pytest.fixture
@@ -55,7 +24,7 @@ def alone(tmp_path: Path) -> Iterator[Alone]:
     """A picker that is ready."""
     running = Alone(tmp_path)
     try:
-        until(lambda: "shoal picker is ready" in running.said("picker"), why=lambda: running.said("picker"))
+        running.wait_ready()
         yield running
     finally:
         running.end()
@@ -97,7 +66,7 @@ def _health(port: int) -> int:
 def test_a_gateway_is_told_the_endpoint_and_the_verbs_find_the_picker(
     alone: Alone, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    address = alone.engine_url.removeprefix("http://")
+    address = alone.engine_urls[0].removeprefix("http://")
     assert _ask(alone.port) == address
     serving = health_pb2.HealthCheckResponse.SERVING
     assert _health(alone.port) == serving
@@ -142,10 +111,10 @@ def test_sigterm_ends_the_picker_and_its_sockets(alone: Alone) -> None:
 
 def test_a_picker_whose_engine_does_not_answer_says_what_it_waits_for(alone: Alone) -> None:
     assert f"open to the gateway address=127.0.0.1:{alone.port} tls=off" in alone.said("picker")
-    alone.engine.kill()
+    alone.engines[0].kill()
     until(lambda: "waiting for an endpoint to pick" in alone.said("picker"), why=lambda: alone.said("picker"))
     (line, *_) = [line for line in alone.said("picker").splitlines() if "waiting for an endpoint" in line]
-    assert f"{alone.engine_url}: " in line
+    assert f"{alone.engine_urls[0]}: " in line
 
 
 def test_flags_of_the_other_picker_that_mean_nothing_here_are_accepted_or_explained(

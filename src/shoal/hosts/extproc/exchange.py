@@ -236,7 +236,7 @@ class Exchange:
             removed = (*removed, "content-encoding")
         reply = replies.routed(
             is_body_phase=is_body_phase and not is_duplex,
-            destination=",".join(forward.endpoints),
+            destination=picker.destination(forward),
             request_id=self.request_id,
             picker_id=picker.picker_id,
             # A gateway that streams the body has routes of its own, which say how often a request may be tried again.

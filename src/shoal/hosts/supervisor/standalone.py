@@ -117,6 +117,7 @@ class StandalonePicker(Worker):
         flags = ["--socket", "", "--admin", str(run_dir / _WORKER_SOCKET), "--seed", str(options.seed)]
         flags += ["--hash-key", hash_key_of(configuration.config.pool)]
         super().__init__(parser().parse_args(flags), configuration.config, configuration.text)
+        self.picker.is_behind_gateway = True
         self._picker_options = options
         self._configuration = configuration
         self._backends = backends
