@@ -57,7 +57,7 @@ class Picker:
     picker_id: names this worker in records.  check_key: (authorization, x-api-key) -> the key's name, None for a bad
     one; None when the pool is open.  draining: set when another worker takes over.  buffered_bytes: what the bodies
     that are being received were charged.  tokens: where the tokens of prompts come from, None for the estimate alone.
-    is_behind_gateway: the Envoy is somebody else's, whose cluster may take one address only.
+    is_behind_gateway: the Envoy is somebody else's.  asked_for: how many endpoints the file wants a decision to name.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Picker:
         """Take new host settings; requests under way keep theirs."""
         self.settings = settings = config.pool
         self.claims = Claims(config)
-        self._asked_for = config.policy.profile.picker.plugin.max_num_of_endpoints
+        self.asked_for = config.policy.profile.picker.plugin.max_num_of_endpoints
         if "retries.fallbacks" in config.stated:
-            self._asked_for += config.policy.fallbacks
+            self.asked_for += config.policy.fallbacks
         kept = (*config.request_headers, *(TRACE_HEADERS if settings.tracing.otlp_endpoint else ()))
         self.limits = Limits(max_body_bytes=settings.limits.max_body_bytes, kept_headers=kept)
         self.removed_headers = () if settings.forward_client_key else CLIENT_KEY_HEADERS
@@ -230,15 +230,6 @@ class Picker:
             limits=self.limits,
         )
         return body if changed == body else changed
-
-    def destination(self, forward: Forward) -> str:
-        """Return the addresses to try, in order and joined by commas.
-
-        Our own data planes go on to the next one when the first fails.  A gateway's ORIGINAL_DST cluster reads one
-        address and answers a list with 503, so there only as many are named as the configuration asks for.
-        """
-        named = forward.endpoints[: self._asked_for] if self.is_behind_gateway else forward.endpoints
-        return ",".join(named)
 
     def retries_of(self, forward: Forward) -> int:
         """Return how often a request may be tried again; past the end of its list are engines of other models."""

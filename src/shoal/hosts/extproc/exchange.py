@@ -231,12 +231,14 @@ class Exchange:
     def _send(self, placed: Placed, body: bytes, is_body_phase: bool) -> list[bytes]:
         picker, forward = self._picker, placed.forward
         is_duplex, is_changed = self._is_duplex, placed.body is not body
+        # A gateway's ORIGINAL_DST cluster reads one address and answers a list with 503.
+        named = forward.endpoints[: picker.asked_for] if picker.is_behind_gateway else forward.endpoints
         removed = tuple([name for name in picker.removed_headers if name in self._headers])
         if is_changed and "content-encoding" in self._headers:
             removed = (*removed, "content-encoding")
         reply = replies.routed(
             is_body_phase=is_body_phase and not is_duplex,
-            destination=picker.destination(forward),
+            destination=",".join(named),
             request_id=self.request_id,
             picker_id=picker.picker_id,
             # A gateway that streams the body has routes of its own, which say how often a request may be tried again.
