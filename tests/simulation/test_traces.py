@@ -59,3 +59,68 @@ def test_claude_code_sessions_grow_and_keep_to_their_own_ids() -> None:
 def test_a_bad_line_is_named(line: bytes) -> None:
     with pytest.raises(InvalidInput, match="line 1"):
         traces.mooncake([line])
+
+
+def test_times_of_all_traces_are_read_whether_they_name_a_zone_or_not() -> None:
+    text = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00+00:00,100,10\n"
+        "2024-05-10 00:00:00.5+00:00,100,10\n"
+        "2024-05-10 00:00:01.2500000,100,10\n"
+    )
+    assert [session.arrives_s for session in traces.azure(text)] == [0.0, 0.5, 1.25]
+
+
+def test_mooncake_rows_that_continue_each_other_are_sessions_and_keep_their_pauses_at_any_rate() -> None:
+    rows = [
+        {"timestamp": 6000, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]},
+        {"timestamp": 6000, "input_length": 1040, "output_length": 5, "hash_ids": [0, 1, 3]},
+        {"timestamp": 9000, "input_length": 2050, "output_length": 7, "hash_ids": [0, 1, 4, 5, 6]},
+        {"timestamp": 9000, "input_length": 600, "output_length": 7, "hash_ids": [9, 10]},
+    ]
+    lines = [json.dumps(row).encode() for row in rows]
+    sessions = traces.mooncake(lines, rate=3.0, has_sessions=True)
+    assert [(session.arrives_s, len(turns(session))) for session in sessions] == [(2.0, 1), (2.0, 2), (3.0, 1)]
+    first, second = turns(sessions[1])
+    assert (first.at_s, second.at_s) == (0.0, 3.0)
+    assert len(traces.mooncake(lines)) == 4
+
+
+def rounds(*sizes: tuple[int, int, int], session: str = "claude:a") -> list[bytes]:
+    """Rounds of (input, cached, output) tokens, one every 10 s, each answered after 4 s."""
+    return [
+        json.dumps(
+            {
+                "provider": "claude",
+                "session_id": session,
+                "round_index": n,
+                "model": "x",
+                "input_tokens_total": tokens,
+                "prefix_tokens": cached,
+                "output_tokens": out,
+                "timing_events": [
+                    {"event_type": "tool_result", "timestamp": f"2026-06-01T05:40:{10 * n:02}.000Z"},
+                    {"event_type": "text", "timestamp": f"2026-06-01T05:40:{10 * n + 4:02}.500Z"},
+                ],
+            }
+        ).encode()
+        for n, (tokens, cached, out) in enumerate(sizes)
+    ]
+
+
+def test_tracelab_rounds_grow_are_cut_and_pause_as_they_did() -> None:
+    lines = rounds((1600, 800, 160), (2400, 0, 160), (960, 640, 160)) + rounds((1600, 800, 10), session="claude:b")
+    one, two = traces.tracelab(lines)
+    first, grown, cut = turns(one)
+    assert [turn.prompt.tokens for turn in (first, grown, cut)] == [1600, 2400, 960]
+    assert [turn.think_s for turn in (first, grown, cut)] == [0.0, 5.5, 5.5]
+
+    def shared(a: Turn, b: Turn) -> int:
+        return 16 * int(sum(x == y for x, y in zip(a.prompt.chain, b.prompt.chain, strict=False)))
+
+    assert shared(first, grown) == 1600
+    assert shared(grown, cut) == 640
+    assert shared(first, turns(two)[0]) == 800  # the system prompt
+    assert len(traces.tracelab(lines, limit=1)) == 1
+    with pytest.raises(InvalidInput, match="line 5"):
+        traces.tracelab([*lines, b'{"session_id": 3}'])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shoal.simulation import Experiment, Result, Session
+    from shoal.simulation.experiment import Trace
 
 _EXAMPLES = """\
 examples:
@@ -133,32 +134,46 @@ def _sessions(experiment: "Experiment", source: Path) -> "list[Session] | None":
         return None
     path = _beside(source, trace.path)
     try:
-        return sessions_of(trace, _trace_bytes(path, trace.limit))
+        return sessions_of(trace, _trace_files(path, trace))
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from error
 
 
-def _trace_bytes(path: Path, limit: int) -> bytes | list[bytes]:
+def _trace_files(path: Path, trace: "Trace") -> list[bytes]:
+    """Read a trace: one file, or all of a folder or of an archive.  Raises ConfigError or InvalidInput."""
+    suffix = {"claude-code": ".json", "journal": ".journal"}.get(trace.format, "")
+    limit = trace.limit if trace.format == "claude-code" else 0
     try:
-        if path.is_dir():
-            return [each.read_bytes() for each in sorted(path.glob("*.json"))[: limit or None]]
-        if path.stat().st_size > MAX_TRACE_BYTES:
-            raise InvalidInput(f"{path} is larger than {MAX_TRACE_BYTES} bytes")
-        if tarfile.is_tarfile(path):
-            return _packed(path, limit)
-        return path.read_bytes()
+        if path.is_dir() and suffix:
+            found = sorted(each for each in path.iterdir() if each.name.endswith(suffix))[: limit or None]
+            if not found:
+                raise ConfigError(f"has no file that ends in {suffix}", source=str(path))
+            return [_bounded(each) for each in found]
+        if suffix == ".json" and tarfile.is_tarfile(path):
+            return _packed(path, suffix, limit)
+        return [_bounded(path)]
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
 
 
-def _packed(path: Path, limit: int) -> list[bytes]:
-    """Read the JSON files of an archive in their order, without unpacking it to the disk."""
+def _bounded(path: Path) -> bytes:
+    if path.stat().st_size > MAX_TRACE_BYTES:
+        raise InvalidInput(f"{path} is larger than {MAX_TRACE_BYTES} bytes")
+    return path.read_bytes()
+
+
+def _packed(path: Path, suffix: str, limit: int) -> list[bytes]:
+    """Read the files of an archive in their order, without unpacking it to the disk."""
     files: list[bytes] = []
+    left = MAX_TRACE_BYTES
     with tarfile.open(path) as archive:
         for member in archive:
             if limit and len(files) >= limit:
                 break
-            if member.isfile() and member.name.endswith(".json"):
+            if member.isfile() and member.name.endswith(suffix):
+                left -= member.size
+                if left < 0:
+                    raise InvalidInput(f"{path} unpacks to more than {MAX_TRACE_BYTES} bytes; set `limit`")
                 opened = archive.extractfile(member)
                 if opened is not None:
                     files.append(opened.read())

@@ -9,19 +9,23 @@ from shoal.simulation.experiment import Experiment, read_experiment, run_experim
 from shoal.simulation.loop import Loop
 from shoal.simulation.nodes import NodeConfig
 from shoal.simulation.prompts import Prompt
-from shoal.simulation.results import Result, Sample
-from shoal.simulation.sessions import Session, Turn
+from shoal.simulation.results import Result, Run, Sample
+from shoal.simulation.sessions import Fork, Session, Turn
+from shoal.simulation.timeline import Timeline
 
 __all__ = [
     "Cluster",
     "ClusterConfig",
     "Experiment",
+    "Fork",
     "Loop",
     "NodeConfig",
     "Prompt",
     "Result",
+    "Run",
     "Sample",
     "Session",
+    "Timeline",
     "Turn",
     "read_experiment",
     "run_experiment",

@@ -6,7 +6,7 @@ later.  The router is the one that runs live; what it is told, and when, is all 
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -21,6 +21,7 @@ from shoal.simulation.loop import Loop, Rank
 from shoal.simulation.nodes import Node, NodeConfig, router_events
 from shoal.simulation.results import Sample
 from shoal.simulation.sessions import Session, Turn
+from shoal.simulation.timeline import Timeline
 
 _PROGRESS_EVERY = 50
 
@@ -46,14 +47,26 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     detect_s: float = 2.0
 
 
+class Talk:
+    """A session under way.  parent: who waits for it.  children: how many sessions it waits for itself."""
+
+    __slots__ = ("begun_at", "children", "parent", "session", "turns")
+
+    def __init__(self, session: Session, parent: "Talk | None", now: float) -> None:
+        self.session = session
+        self.turns = session.turns()
+        self.parent = parent
+        self.children = 0
+        self.begun_at = now
+
+
 class Flight:
     """One request on its way."""
 
-    __slots__ = ("arrived_at", "attempts", "endpoints", "node", "router", "session", "turn", "turns")
+    __slots__ = ("arrived_at", "attempts", "endpoints", "node", "router", "talk", "turn")
 
-    def __init__(self, session: Session, turns: Iterator[Turn], turn: Turn, router: int, now: float) -> None:
-        self.session = session
-        self.turns = turns
+    def __init__(self, talk: Talk, turn: Turn, router: int, now: float) -> None:
+        self.talk = talk
         self.turn = turn
         self.router = router
         self.arrived_at = now
@@ -65,7 +78,8 @@ class Flight:
 class Cluster:
     """One run: `run` it with its sessions; `samples` has one entry per request that ended.
 
-    on_progress: told now and then how many requests have ended.
+    on_progress: told now and then how many requests have ended, and which share of the sessions (0 to 1).  timeline:
+    written now and then, when there is one.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -85,7 +99,9 @@ class Cluster:
         self._pending = 0
         self._idle: deque[Session] = deque()
         self._count = 0
-        self.on_progress: Callable[[int], None] | None = None
+        self.on_progress: Callable[[int, float], None] | None = None
+        self.timeline: Timeline | None = None
+        self._sessions = 0
         self._deadlines = [math.inf] * config.routers
         for node in self._nodes.values():
             self._join(node)
@@ -98,11 +114,12 @@ class Cluster:
         Those with a time of arrival come then; the others are gone through by `concurrency` clients.
         """
         for session in sessions:
-            self._pending += 1
+            self._sessions += 1
             if session.arrives_s is None:
                 self._idle.append(session)
             else:
                 self.loop.at(session.arrives_s, Rank.CLIENT, self._begin, session)
+        self._pending = self._sessions
         for _ in range(min(self.config.concurrency, len(self._idle))):
             self._begin(self._idle.popleft())
         self._scrape()
@@ -152,9 +169,15 @@ class Cluster:
                 self._feed(number, events.KvStreamChanged(name, KvState.FRESH))
 
     def _scrape(self) -> None:
+        timeline = self.timeline if self.timeline is not None and self.timeline.wants() else None
+        if timeline is not None:
+            timeline.tick(self.loop.now, sum(flight.node is None for flight in self._flights.values()))
         for node in self._nodes.values():
             if node.is_up:
-                seen = events.LoadSeen(node.config.id, node.signals())
+                signals = node.signals()
+                if timeline is not None:
+                    timeline.see(node.config.id, signals)
+                seen = events.LoadSeen(node.config.id, signals)
                 for number in range(len(self.routers)):
                     self._feed(number, seen)
         if self._pending:
@@ -221,20 +244,38 @@ class Cluster:
 
     # ------------------------------------------------------------------ the way of a request
 
-    def _begin(self, session: Session) -> None:
-        self._next_turn(session, session.turns())
+    def _begin(self, session: Session, parent: Talk | None = None) -> None:
+        self._go_on(Talk(session, parent, self.loop.now))
 
-    def _next_turn(self, session: Session, turns: Iterator[Turn]) -> None:
-        turn = next(turns, None)
-        if turn is not None:
-            self.loop.after(turn.think_s, Rank.CLIENT, self._send, session, turns, turn)
+    def _go_on(self, talk: Talk) -> None:
+        """Have a session do what comes next, or end."""
+        turn = next(talk.turns, None)
+        if isinstance(turn, Turn):
+            delay_s = max(turn.think_s, talk.begun_at + turn.at_s - self.loop.now)
+            self.loop.after(delay_s, Rank.CLIENT, self._send, talk, turn)
+        elif turn is not None:
+            talk.children = len(turn.sessions)
+            if not turn.sessions:
+                self._go_on(talk)
+            for session in turn.sessions:
+                self.loop.after(turn.think_s, Rank.CLIENT, self._begin, session, talk)
+        else:
+            self._leave(talk)
+
+    def _leave(self, talk: Talk) -> None:
+        parent = talk.parent
+        if parent is not None:
+            parent.children -= 1
+            if not parent.children:
+                self._go_on(parent)
             return
         self._pending -= 1
-        if session.arrives_s is None and self._idle:
+        if talk.session.arrives_s is None and self._idle:
             self._begin(self._idle.popleft())
 
-    def _send(self, session: Session, turns: Iterator[Turn], turn: Turn) -> None:
+    def _send(self, talk: Talk, turn: Turn) -> None:
         self._count += 1
+        session = talk.session
         number = int(self._chance.integers(len(self.routers))) if len(self.routers) > 1 else 0
         request = Request(
             id=f"r{self._count}",
@@ -248,7 +289,7 @@ class Cluster:
             tenant_id=session.tenant,
             session_id=session.id,
         )
-        self._flights[request.id] = Flight(session, turns, turn, number, self.loop.now)
+        self._flights[request.id] = Flight(talk, turn, number, self.loop.now)
         self._feed(number, Arrived(request, turn.prompt.hashes()))
 
     def _try_next(self, request_id: str, flight: Flight) -> None:
@@ -276,7 +317,7 @@ class Cluster:
                 output_tokens=turn.output_tokens,
                 max_tokens=turn.max_tokens,
                 block_hashes=turn.prompt.blocks(node.block_size),
-                adapter=flight.session.adapter,
+                adapter=flight.talk.session.adapter,
             )
         )
 
@@ -327,13 +368,17 @@ class Cluster:
                 cached,
                 output,
                 served,
-                flight.session.tenant,
+                flight.talk.session.tenant,
                 outcome is None,
+                flight.talk.session.id,
             )
         )
         if self.on_progress is not None and not len(self.samples) % _PROGRESS_EVERY:
-            self.on_progress(len(self.samples))
-        self._next_turn(flight.session, flight.turns if outcome is not None else iter(()))
+            self.on_progress(len(self.samples), 1.0 - self._pending / max(1, self._sessions))
+        if outcome is not None:
+            self._go_on(flight.talk)
+        else:
+            self._leave(flight.talk)
 
     def abort(self, request_id: str) -> None:
         """Have the client of a request leave now."""

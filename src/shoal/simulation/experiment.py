@@ -12,12 +12,13 @@ import yaml
 from shoal.engine import PROFILES, EngineConfig
 from shoal.kernel import Chance, ConfigError
 from shoal.routing.config import load
-from shoal.simulation import traces
+from shoal.simulation import recorded, traces
 from shoal.simulation.cluster import Cluster, ClusterConfig
 from shoal.simulation.loop import Rank
 from shoal.simulation.nodes import NodeConfig
 from shoal.simulation.results import Result, Sample, summarise
 from shoal.simulation.sessions import Session
+from shoal.simulation.timeline import Timeline
 from shoal.simulation.workloads import Arrivals, Recipe
 
 MAX_NODES = 20_000
@@ -34,10 +35,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
-    """Recorded traffic.  rate: how much faster than recorded.  limit: requests or sessions, 0 for all."""
+    """Recorded traffic.  rate: how much faster than recorded.  limit: requests or sessions, 0 for all.
+
+    has_sessions: of `mooncake`, see `traces.mooncake`; journals have sessions of themselves.
+    """
 
     path: str
-    format: Literal["mooncake", "azure", "claude-code"]
+    format: Literal["mooncake", "azure", "claude-code", "tracelab", "journal"]
+    has_sessions: bool = False
     rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     limit: Annotated[int, msgspec.Meta(ge=0)] = 0
 
@@ -113,9 +118,15 @@ def run_experiment(
     *,
     router: str = "",
     sessions: list[Session] | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    timeline: Timeline | None = None,
 ) -> tuple[Result, list[Sample]]:
-    """Run it once.  router: text of the configuration.  sessions: of a trace.  progress: told of the requests done."""
+    """Run it once.
+
+    router: text of the configuration.  sessions: of a trace.  progress: told of the requests done, and of the share of
+    sessions that have ended.  timeline: filled, when there is one.  A KeyboardInterrupt ends the run with what there
+    is (`is_partial`).
+    """
     chance = Chance(seed)
     made = sessions if sessions is not None else _made(experiment, chance)
     made = experiment.arrivals.spread(made, chance.stream("arrivals"))
@@ -144,19 +155,31 @@ def run_experiment(
             cluster.loop.at(incident.at_s, Rank.WORLD, cluster.slow, incident.endpoint, incident.factor)
     if progress is not None:
         cluster.on_progress = progress
-    cluster.run(made)
-    return summarise(cluster.samples, [node.id for node in nodes], cluster.loop.now), cluster.samples
+    cluster.timeline = timeline
+    is_partial = False
+    try:
+        cluster.run(made)
+    except KeyboardInterrupt:
+        is_partial = True
+    names = [node.id for node in nodes]
+    result = summarise(cluster.samples, names, cluster.loop.now, timeline=timeline, is_partial=is_partial)
+    return result, cluster.samples
 
 
-def sessions_of(trace: Trace, data: bytes | list[bytes]) -> list[Session]:
-    """Return the sessions of a trace.  data: the file, or the files of a claude-code trace.  Raises InvalidInput."""
-    if trace.format == "claude-code":
-        files = data if isinstance(data, list) else [data]
-        return traces.claude_code(files[: trace.limit or None])
-    assert isinstance(data, bytes)
-    if trace.format == "azure":
-        return traces.azure(data.decode(errors="replace"), rate=trace.rate, limit=trace.limit)
-    return traces.mooncake(data.splitlines(), rate=trace.rate, limit=trace.limit)
+def sessions_of(trace: Trace, files: list[bytes]) -> list[Session]:
+    """Return the sessions of a trace.  files: one, or all of a claude-code trace or of journals; see `traces`."""
+    match trace.format:
+        case "claude-code":
+            return traces.claude_code(files[: trace.limit or None])
+        case "journal":
+            return recorded.journal(files, rate=trace.rate, limit=trace.limit)
+        case "azure":
+            return traces.azure(files[0].decode(errors="replace"), rate=trace.rate, limit=trace.limit)
+        case "tracelab":
+            return traces.tracelab(files[0].splitlines(), limit=trace.limit)
+        case "mooncake":
+            lines = files[0].splitlines()
+            return traces.mooncake(lines, rate=trace.rate, limit=trace.limit, has_sessions=trace.has_sessions)
 
 
 def _made(experiment: Experiment, chance: Chance) -> list[Session]:

@@ -12,21 +12,32 @@ from shoal.simulation.prompts import Prompt
 class Turn(NamedTuple):
     """One request.  think_s: pause before it.  output_tokens: what the answer will have; no policy ever sees it.
 
-    max_tokens: the client's limit, 0 for none.
+    max_tokens: the client's limit, 0 for none.  at_s: seconds since its session began before which it is not sent.
     """
 
     prompt: Prompt
     output_tokens: int
     think_s: float = 0.0
     max_tokens: int = 0
+    at_s: float = 0.0
+
+
+class Fork(NamedTuple):
+    """Sessions that a session begins at once, as an agent its subagents; it goes on when all of them have ended.
+
+    think_s: pause before it.
+    """
+
+    sessions: "tuple[Session, ...]"
+    think_s: float = 0.0
 
 
 class Session(NamedTuple):
     """Turns in order.  turns: makes them anew for each run.  arrives_s: when it begins, None for as soon as a client is
-    free."""
+    free.  A session of which a request fails or is refused ends."""
 
     id: str
-    turns: Callable[[], Iterator[Turn]]
+    turns: Callable[[], Iterator[Turn | Fork]]
     arrives_s: float | None = None
     tenant: str = ""
     model: str = "m"

@@ -1,0 +1,126 @@
+"""Journals become sessions: what the pool saw of its clients is what the twin plays."""
+
+import pytest
+
+from shoal.kernel import InvalidInput
+from shoal.pool import Outcome, Request
+from shoal.prefix import read_blocks
+from shoal.routing import Arrived, Ended, Event, Recorded
+from shoal.routing.journal import MAGIC, Opening, Step, encode
+from shoal.simulation import ClusterConfig, NodeConfig, Session, Turn, read_experiment, recorded
+from shoal.simulation.cluster import Cluster
+from shoal.simulation.experiment import nodes_of, run_experiment
+from shoal.simulation.prompts import Prompt
+
+CHATS = """
+workload: {shape: multi-turn, sessions: 16, turns: [3, 5], think_s: 0.5, system_tokens: 1100}
+fleet: [{count: 2}]
+arrivals: {kind: poisson, rate_per_s: 2}
+"""
+
+
+def written(steps: list[tuple[float, Event]], part: int = 0, run: str = "a") -> bytes:
+    frames = [encode(Opening(0, "", False, part, run)), *(encode(Step(now, event, [])) for now, event in steps)]
+    return MAGIC + b"".join(frames)
+
+
+def arrived(number: int, at: float, prompt: Prompt, session: str = "s", **more: object) -> tuple[float, Event]:
+    request = Request(id=f"r{number}", prompt_tokens=prompt.tokens, session_id=session, **more)  # type: ignore[arg-type]
+    return at, Arrived(request, prompt.hashes())
+
+
+def ended(number: int, at: float, tokens: int | None) -> list[tuple[float, Event]]:
+    return [(at, Ended(f"r{number}")), (at + 0.01, Recorded(f"r{number}", Outcome(completion_tokens=tokens)))]
+
+
+def turns(session: Session) -> list[Turn]:
+    return [turn for turn in session.turns() if isinstance(turn, Turn)]
+
+
+def shared_tokens(one: Prompt, two: Prompt) -> int:
+    return 16 * sum(a == b for a, b in zip(one.chain.tolist(), two.chain.tolist(), strict=False))
+
+
+OPENING = Prompt.empty(0).extend(1, 1000)
+GROWN = OPENING.extend(2, 1000)
+
+
+def test_a_session_keeps_its_pauses_lengths_and_all_that_its_prompts_share() -> None:
+    steps = [
+        arrived(1, 100.0, OPENING, tenant_id="acme", max_output_tokens=64),
+        *ended(1, 103.0, 20),
+        arrived(2, 104.5, GROWN, tenant_id="acme"),
+        *ended(2, 107.0, 30),
+    ]
+    (session,) = recorded.journal([written(steps)], rate=2.0)
+    first, second = turns(session)
+    assert (session.arrives_s, session.tenant, session.id) == (0.0, "acme", "s")
+    assert [(turn.prompt.tokens, turn.output_tokens, turn.think_s) for turn in (first, second)] == [
+        (1000, 20, 0.0),
+        (2000, 30, 1.5),
+    ]
+    assert first.max_tokens == 64
+    # Hashes say what is shared to 960 tokens; that a session grows says the rest.
+    assert shared_tokens(first.prompt, second.prompt) == 992
+
+
+def test_prompts_of_different_sessions_share_what_their_hashes_say() -> None:
+    other = OPENING.extend(3, 1000)
+    steps = [arrived(1, 0.0, OPENING, "a"), arrived(2, 1.0, other, "b"), arrived(3, 2.0, GROWN, "c")]
+    prompts = [turns(session)[0].prompt for session in recorded.journal([written(steps)])]
+    assert shared_tokens(prompts[0], prompts[1]) == shared_tokens(prompts[1], prompts[2]) == 960
+    common = sum(a == b for a, b in zip(read_blocks(other.hashes()), read_blocks(GROWN.hashes()), strict=False))
+    again = [read_blocks(prompt.hashes()).tolist() for prompt in prompts]
+    assert sum(a == b for a, b in zip(again[1], again[2], strict=False)) == common
+
+
+def test_requests_of_a_session_that_overlap_are_not_made_to_wait() -> None:
+    steps = [arrived(1, 0.0, OPENING), arrived(2, 1.0, GROWN), *ended(1, 5.0, 3), *ended(2, 6.0, 3)]
+    sessions = recorded.journal([written(steps)])
+    assert [(session.arrives_s, len(turns(session))) for session in sessions] == [(0.0, 1), (1.0, 1)]
+
+
+def test_an_answer_of_unknown_length_is_as_long_as_is_usual() -> None:
+    steps = [arrived(n, n, OPENING, "") for n in range(4)]
+    steps += [*ended(0, 9.0, 10), *ended(1, 9.0, 40), *ended(2, 9.0, 50), *ended(3, 9.0, None)]
+    assert [turns(each)[0].output_tokens for each in recorded.journal([written(steps)])] == [10, 40, 50, 40]
+
+
+def test_parts_of_a_journal_are_read_in_their_order_and_an_empty_one_is_refused() -> None:
+    parts = [
+        written([*ended(1, 2.0, 7), arrived(2, 3.0, GROWN, "b")], part=1),
+        written([arrived(1, 1.0, OPENING, "a")], part=0),
+    ]
+    sessions = recorded.journal(parts)
+    assert [turns(each)[0].output_tokens for each in sessions] == [7, 7]
+    with pytest.raises(InvalidInput, match="no request"):
+        recorded.journal([written([])])
+    with pytest.raises(InvalidInput, match="not a Shoal journal"):
+        recorded.journal([b"nothing"])
+
+
+def test_a_run_that_is_recorded_and_played_again_finds_as_much_in_its_caches() -> None:
+    steps: list[tuple[float, Event]] = []
+
+    class Recorder(Cluster):
+        def _feed(self, number: int, event: Event) -> None:
+            steps.append((self.loop.now, event))
+            super()._feed(number, event)
+
+    experiment = read_experiment(CHATS, "test")
+    result, _ = run_experiment(experiment, 1)
+    # The same arrivals again, written down.
+    from shoal.kernel import Chance
+    from shoal.simulation.workloads import MultiTurn
+
+    assert isinstance(experiment.workload, MultiTurn)
+    chance = Chance(1)
+    made = experiment.arrivals.spread(experiment.workload.make(chance.stream("workload")), chance.stream("arrivals"))
+    nodes: tuple[NodeConfig, ...] = nodes_of(experiment)
+    recorder = Recorder(ClusterConfig(nodes=nodes, seed=1))
+    recorder.run(made)
+    played, _ = run_experiment(experiment, 1, sessions=recorded.journal([written(steps)]))
+    assert played.requests == result.requests
+    assert played.prompt_tokens == result.prompt_tokens
+    assert played.hit_ratio == pytest.approx(result.hit_ratio, abs=0.01)
+    assert played.ttft_mean_s == pytest.approx(result.ttft_mean_s, rel=0.1)
