@@ -46,6 +46,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     limit: Annotated[int, msgspec.Meta(ge=0)] = 0
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether the trace says when its sessions begin; else `arrivals` does."""
+        return self.format in ("mooncake", "azure", "journal")
+
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that happens to an engine.  factor: for `slow`."""
@@ -110,6 +115,27 @@ def nodes_of(experiment: Experiment) -> tuple[NodeConfig, ...]:
         engine = EngineConfig(profile=PROFILES[group.profile], num_blocks=group.blocks, slow_factor=group.slow_factor)
         nodes += [NodeConfig(id=f"e{len(nodes) + n}", engine=engine, labels=group.labels) for n in range(group.count)]
     return tuple(nodes)
+
+
+def load_unit(experiment: Experiment) -> str:
+    """Return what a load of this experiment is a number of."""
+    if isinstance(experiment.workload, Trace) and experiment.workload.is_timed:
+        return "times as recorded"
+    return "clients" if experiment.arrivals.kind == "closed" else "sessions/s"
+
+
+def at_load(experiment: Experiment, load: float) -> Experiment:
+    """Return the experiment with other arrivals: that many clients, sessions per second, or times the recorded rate.
+
+    Raises ConfigError for a load that cannot be.
+    """
+    unit = load_unit(experiment)
+    if not 0 < load < 1e9 or (unit == "clients" and load != int(load)):
+        raise ConfigError(f"a load must be a number of {unit} above 0, got {load:g}", source="--load")
+    if isinstance(experiment.workload, Trace) and unit == "times as recorded":
+        return msgspec.structs.replace(experiment, workload=msgspec.structs.replace(experiment.workload, rate=load))
+    changed: dict[str, Any] = {"concurrency": int(load)} if unit == "clients" else {"rate_per_s": load}
+    return msgspec.structs.replace(experiment, arrivals=msgspec.structs.replace(experiment.arrivals, **changed))
 
 
 def run_experiment(

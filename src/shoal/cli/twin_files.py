@@ -1,0 +1,90 @@
+"""Files that the twin reads: experiments, configurations of routers, traces.
+
+Owns where they are looked for, and how much of them is read.
+"""
+
+import tarfile
+from functools import lru_cache
+from pathlib import Path
+
+from shoal.kernel import ConfigError, InvalidInput
+from shoal.simulation import Experiment, Session
+from shoal.simulation.experiment import Trace, sessions_of
+
+__all__ = ["MAX_TRACE_BYTES", "beside", "read_text", "recorded_sessions"]
+
+# A trace is read whole.
+MAX_TRACE_BYTES = 2 << 30
+_SUFFIXES = {"claude-code": ".json", "journal": ".journal"}
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text.  Raises ConfigError."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+    except UnicodeDecodeError:
+        raise ConfigError("is no text in UTF-8", source=str(path)) from None
+
+
+def beside(source: Path, name: str) -> Path:
+    """A path as the user gives it, or as it stands in a file: seen from the working directory, else from that file."""
+    path = Path(name)
+    return path if path.is_absolute() or path.exists() else source.parent / path
+
+
+def recorded_sessions(experiment: Experiment, source: Path) -> list[Session] | None:
+    """Return the sessions of an experiment's trace; None when it has none.  Raises ConfigError or InvalidInput."""
+    trace = experiment.workload
+    return _read(trace, beside(source, trace.path)) if isinstance(trace, Trace) else None
+
+
+@lru_cache(maxsize=1)
+def _read(trace: Trace, path: Path) -> list[Session]:
+    """Every run of a trace needs the same sessions, and the largest take a minute to read."""
+    try:
+        return sessions_of(trace, _files(path, trace))
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from error
+
+
+def _files(path: Path, trace: Trace) -> list[bytes]:
+    """Read a trace: one file, or all of a folder or of an archive."""
+    suffix = _SUFFIXES.get(trace.format, "")
+    limit = trace.limit if trace.format == "claude-code" else 0
+    try:
+        if path.is_dir() and suffix:
+            found = sorted(each for each in path.iterdir() if each.name.endswith(suffix))[: limit or None]
+            if not found:
+                raise ConfigError(f"has no file that ends in {suffix}", source=str(path))
+            return [_bounded(each) for each in found]
+        if suffix == ".json" and tarfile.is_tarfile(path):
+            return _packed(path, suffix, limit)
+        return [_bounded(path)]
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+
+
+def _bounded(path: Path) -> bytes:
+    if path.stat().st_size > MAX_TRACE_BYTES:
+        raise InvalidInput(f"larger than {MAX_TRACE_BYTES} bytes")
+    return path.read_bytes()
+
+
+def _packed(path: Path, suffix: str, limit: int) -> list[bytes]:
+    """Read the files of an archive in their order, without unpacking it to the disk."""
+    files: list[bytes] = []
+    left = MAX_TRACE_BYTES
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if limit and len(files) >= limit:
+                break
+            if member.isfile() and member.name.endswith(suffix):
+                left -= member.size
+                if left < 0:
+                    raise InvalidInput(f"unpacks to more than {MAX_TRACE_BYTES} bytes; set `limit`")
+                opened = archive.extractfile(member)
+                if opened is not None:
+                    files.append(opened.read())
+    return files

@@ -1,0 +1,11 @@
+"""What people and programs read of the twin's runs: figures side by side, a results file, tables, one page with plots.
+
+Here belongs what is said of runs that are over, as values, text and bytes.  Figures of one run are `simulation`'s;
+files are written by whoever asked for them.
+"""
+
+from shoal.report.comparison import FIGURES, Cell, Figure, Row, compare
+from shoal.report.document import Document, about, as_json
+from shoal.report.tables import TABLES, parquet
+
+__all__ = ["FIGURES", "TABLES", "Cell", "Document", "Figure", "Row", "about", "as_json", "compare", "parquet"]

@@ -1,0 +1,122 @@
+"""`shoal twin run` and `compare`: what they print and write, alone and in several processes, whole and interrupted."""
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet as pq
+
+from shoal.cli import main
+from shoal.cli.twin_jobs import Job, Progress, run_jobs
+from shoal.simulation import Run
+
+ROUND_ROBIN = str(Path(__file__).parents[2] / "examples/policies/round-robin.yaml")
+SMALL = "workload: {shape: agents, sessions: 6, turns: [2, 4]}\nseeds: [1, 2]\n"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def ended(words: list[str]) -> object:
+    """The status with which the words end, also where the parser exits."""
+    try:
+        return main(words)
+    except SystemExit as exit_:
+        return exit_.code
+
+
+def test_policies_are_compared_on_the_same_arrivals(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tmp_path / "found.json"
+    words = ["twin", "compare", small, "--policy", "default", "--policy", ROUND_ROBIN, "--json", str(found)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "Against default, %" in shown
+    assert "round-robin" in shown
+    runs = json.loads(found.read_text())["runs"]
+    assert [(run["policy"], run["seed"]) for run in runs] == [
+        (policy, seed) for policy in ("default", ROUND_ROBIN) for seed in (1, 2)
+    ]
+    assert [run["requests"] for run in runs[:2]] == [run["requests"] for run in runs[2:]]
+
+
+def test_several_processes_find_what_one_does(small: str, tmp_path: Path) -> None:
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    for jobs, path in zip("12", files, strict=True):
+        assert main(["twin", "run", small, "--load", "2,6", "--jobs", jobs, "--json", str(path)]) == 0
+    one, two = (json.loads(path.read_text()) for path in files)
+    assert one["runs"] == two["runs"]
+    assert [(run["load"], run["seed"]) for run in one["runs"]] == [(2.0, 1), (2.0, 2), (6.0, 1), (6.0, 2)]
+    assert one["load_unit"] == "clients"
+
+
+def test_one_run_shows_tenants_and_endpoints_and_writes_tables(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tables"
+    assert main(["twin", "run", small, "--seed", "1", "--parquet", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "ENDPOINT" in shown
+    assert "requests waiting" in shown
+    assert pq.read_table(folder / "requests.parquet").num_rows >= 12
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--load", "0"], "above 0"),
+        (["--load", "1.5"], "clients"),
+        (["--load", "x"], "numbers"),
+        (["--jobs", "0"], "--jobs: must be at least 1"),
+        (["--json", "/nowhere/x.json"], "no directory /nowhere"),
+        (["--report", "/"], "directory"),
+        (["--parquet", ROUND_ROBIN], "is a file"),
+    ],
+)
+def test_what_cannot_be_is_said_before_the_first_run(
+    small: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(["twin", "run", small, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_pyarrow_tables_are_refused_with_what_to_install(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["twin", "run", small, "--parquet", str(tmp_path / "t")]) == 2
+    assert "pip install 'shoal[twin]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_leaves_what_there_is_and_says_so(
+    tmp_path: Path, jobs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(all_jobs: Sequence[Job], at_once: int, progress: Progress) -> tuple[list[Run], bool]:
+        def told(runs: float, requests: int) -> None:
+            progress(runs, requests)
+            if requests > 200:
+                signal.raise_signal(signal.SIGINT)
+
+        return run_jobs(all_jobs, at_once, told)
+
+    monkeypatch.setattr("shoal.cli.twin_jobs.run_jobs", interrupted)
+    long = tmp_path / "long.yaml"
+    long.write_text("workload: {shape: multi-turn, sessions: 2000}\nseeds: [1, 2, 3, 4]\n")
+    found = tmp_path / "found.json"
+    assert main(["twin", "run", str(long), "--jobs", jobs, "--json", str(found)]) == 130
+    shown = capsys.readouterr()
+    assert f"interrupted: 0 of 4 runs were done, {jobs} in part" in shown.err
+    assert "TTFT" in shown.out
+    data = json.loads(found.read_text())
+    assert data["is_partial"]
+    assert [run["is_partial"] for run in data["runs"]] == [True] * int(jobs)
+    assert all(0 < run["requests"] < 8000 for run in data["runs"])
