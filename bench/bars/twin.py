@@ -20,7 +20,7 @@ _REQUESTS = 4_000
 
 
 def _run(endpoints: int, requests: int, per_endpoint_s: float) -> tuple[Cluster, float]:
-    """Serve so many requests, one a `per_endpoint_s` on each endpoint on average; returns the cluster and its seconds."""
+    """Serve so many requests, one a `per_endpoint_s` on each endpoint; returns the cluster and its seconds."""
     engine = EngineConfig(profile=PROFILES["h100-8b"])
     nodes = tuple(NodeConfig(id=f"e{n}", engine=engine) for n in range(endpoints))
     rng = np.random.default_rng(7)

@@ -17,7 +17,8 @@ from shoal.engine.sequences import Sequence
 class Plan(NamedTuple):
     """One step: (sequence, new tokens) in order, and the sums that its time depends on (see `StepTime.seconds`).
 
-    loaded_tokens: whose KV comes from the host tier.
+    loaded_tokens: whose KV comes from the host tier.  is_steady: whether the next step is like this one, if no sequence
+    ends, nothing happens meanwhile and blocks last.
     """
 
     work: list[tuple[Sequence, int]]
@@ -25,6 +26,7 @@ class Plan(NamedTuple):
     context_tokens: int
     pairs: float
     loaded_tokens: int
+    is_steady: bool
 
 
 class Batcher:
@@ -120,9 +122,10 @@ class Batcher:
             work.append((sequence, count))
             budget -= count
             index += 1
+        is_steady = index == len(self.running) and not had_preemption
         if not had_preemption and self._waiting:
             self._admit(work, budget, now)
-        return self._sum(work) if work else None
+        return self._sum(work, is_steady and index == len(work)) if work else None
 
     def _admit(self, work: list[tuple[Sequence, int]], budget: int, now: float) -> None:
         """Move waiting sequences into the batch while everything lasts."""
@@ -213,11 +216,13 @@ class Batcher:
         sequence.blocks = []
         sequence.sealed = 0
 
-    def _sum(self, work: list[tuple[Sequence, int]]) -> Plan:
+    def _sum(self, work: list[tuple[Sequence, int]], is_steady: bool) -> Plan:
         tokens = context_tokens = 0
         pairs = 0.0
         for sequence, count in work:
             tokens += count
             context_tokens += sequence.computed
             pairs += count * (sequence.computed + count / 2)
-        return Plan(work, tokens, context_tokens, pairs, self._loaded_tokens)
+            is_steady = is_steady and sequence.first_token_at is not None
+        is_steady = is_steady and tokens == len(work)
+        return Plan(work, tokens, context_tokens, pairs, self._loaded_tokens, is_steady)

@@ -13,7 +13,8 @@ class BlockPool:
 
     Every block is either held (reference count above 0) or free; free ones may still carry a hash and be found
     by it.  A hash has at most one holder.  `num_free + num_held == num_blocks` at all times.  evicted: hashes that
-    `allocate` forgot, for the owner to take; None when nobody asks for them.
+    `allocate` forgot, for the owner to take; None when nobody asks for them.  Blocks that were never used go first and
+    take no memory.
     """
 
     __slots__ = ("_free", "_hash_of", "_holder_of", "_references", "evicted", "num_blocks")
@@ -21,20 +22,20 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.evicted: list[int] | None = None
-        self._references = [0] * num_blocks
-        self._hash_of: list[int | None] = [None] * num_blocks
+        self._references: list[int] = []
+        self._hash_of: list[int | None] = []
         self._holder_of: dict[int, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, those with reusable content included."""
-        return len(self._free)
+        return len(self._free) + self.num_blocks - len(self._references)
 
     @property
     def num_held(self) -> int:
         """Blocks that at least one request holds."""
-        return self.num_blocks - len(self._free)
+        return len(self._references) - len(self._free)
 
     @property
     def num_cached(self) -> int:
@@ -44,11 +45,11 @@ class BlockPool:
     @property
     def usage_ratio(self) -> float:
         """Held blocks over all blocks, 0 to 1: vLLM's `kv_cache_usage_perc`; reusable free blocks do not count."""
-        return (self.num_blocks - len(self._free)) / self.num_blocks
+        return self.num_held / self.num_blocks
 
     def references(self, block: int) -> int:
         """How many requests hold `block`."""
-        return self._references[block]
+        return self._references[block] if block < len(self._references) else 0
 
     def match(self, hashes: Sequence[int], limit: int) -> list[int]:
         """Return the blocks that hold the longest cached prefix of `hashes`, at most `limit` of them."""
@@ -81,8 +82,11 @@ class BlockPool:
         hash_of = self._hash_of
         references = self._references
         pop = self._free.popitem
-        blocks = []
-        for _ in range(count):
+        fresh = min(count, self.num_blocks - len(references))
+        blocks = list(range(len(references), len(references) + fresh))
+        references += [1] * fresh
+        hash_of += [None] * fresh
+        for _ in range(count - fresh):
             block = pop(last=False)[0]
             block_hash = hash_of[block]
             if block_hash is not None:
@@ -135,5 +139,5 @@ class BlockPool:
         if self.num_held:
             return False
         self._holder_of.clear()
-        self._hash_of = [None] * self.num_blocks
+        self._hash_of = [None] * len(self._hash_of)
         return True

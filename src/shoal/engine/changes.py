@@ -59,6 +59,9 @@ class ChangeLog:
         self._block_bytes = block_size * _TOKEN_BYTES
         self._changes: list[Change] = []
 
+    def __len__(self) -> int:
+        return len(self._changes)
+
     def store(self, change: Stored) -> None:
         """Note a run."""
         self._changes.append(change)

@@ -26,13 +26,16 @@ from shoal.engine.hosttier import HostTier
 from shoal.engine.pausing import Pausing
 from shoal.engine.sequences import Sequence
 from shoal.engine.steptime import StepTime
+from shoal.engine.strides import Stride, reach
 from shoal.kernel import ClockWentBack
 
 
 class Engine:
     """A `kernel.Machine` that models one inference engine.
 
-    `deadline()` is the end of the step in progress.  A step costs O(sequences in it).
+    `deadline()` is the end of the step in progress.  A step costs O(sequences in it).  is_streaming: whether each step
+    says whom it gave tokens; otherwise there is no `Emit`, and decode steps with nothing between them are taken at
+    once, with the same results.
     """
 
     __slots__ = (
@@ -41,6 +44,7 @@ class Engine:
         "_cache",
         "_config",
         "_end",
+        "_is_streaming",
         "_last_now",
         "_last_submitted",
         "_number",
@@ -51,13 +55,14 @@ class Engine:
         "_slow_factor",
         "_step_s",
         "_step_time",
+        "_stride",
         "block_size",
         "counters",
         "max_loras",
         "num_blocks",
     )
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, is_streaming: bool = True) -> None:
         profile = config.profile
         self.num_blocks = config.num_blocks or profile.num_blocks
         self.block_size = config.block_size or profile.block_size
@@ -90,6 +95,8 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._number = 0
         self._plan: Plan | None = None
+        self._is_streaming = is_streaming
+        self._stride: Stride | None = None
         self._step_s = 0.0
         self._end = 0.0
         self._last_now = float("-inf")
@@ -100,9 +107,10 @@ class Engine:
         if now < self._last_now:
             raise ClockWentBack(now, self._last_now)
         self._last_now = now
+        if isinstance(event, Ticked):
+            return self._tick(now)
+        self._interrupt(now)
         match event:
-            case Ticked():
-                return self._tick(now)
             case Submitted():
                 return self._submit(event, now)
             case Aborted():
@@ -117,8 +125,13 @@ class Engine:
                 self._slow_factor = event.slow_factor
         return []
 
+    def catch_up(self, now: float) -> None:
+        """Apply the steps that have ended by `now`, so that what is read is as of then."""
+        if self._stride is not None:
+            self._advance(self._stride, now)
+
     def deadline(self) -> float | None:
-        """Return the end of the step in progress, None when the engine is idle."""
+        """Return the end of the step in progress, or of the last one that is taken at once; None when idle."""
         return self._end if self._plan is not None else None
 
     @property
@@ -192,6 +205,7 @@ class Engine:
         plan = self._plan
         if plan is None or now < self._end:
             return []
+        self._interrupt(self._end)
         commands = self._complete(plan, self._end)
         if self._asked_reset is not None or self._pausing.asked is not None:
             commands += self._between_steps()
@@ -209,6 +223,39 @@ class Engine:
         )
         self._step_s = self._slow_factor * (compute_s + plan.loaded_tokens * self._s_per_loaded_token)
         self._end = start + self._step_s
+        if plan.is_steady and not self._is_streaming:
+            self._stretch(plan, start)
+
+    def _stretch(self, plan: Plan, start: float) -> None:
+        """Take as many steps like `plan` at once as follow each other."""
+        steps = reach(plan, self._cache, self.block_size)
+        if steps > 1:
+            ends = self._step_time.ends(
+                start,
+                steps,
+                self._slow_factor,
+                sequences=len(plan.work),
+                context_tokens=plan.context_tokens,
+                pairs=plan.pairs,
+            )
+            self._stride = Stride(plan, self._cache, self.block_size, start, ends)
+            self._end = ends[-1]
+
+    def _advance(self, stride: Stride, now: float) -> None:
+        began = stride.begin
+        steps = stride.advance(now)
+        self.counters.steps += steps
+        self.counters.generation += steps * len(stride.work)
+        self.counters.busy_s += stride.begin - began
+
+    def _interrupt(self, now: float) -> None:
+        """Something happens: of the steps taken at once only those stay that have begun."""
+        stride = self._stride
+        if stride is not None:
+            self._advance(stride, now)
+            self._end = stride.ends[stride.taken]
+            self._step_s = self._end - stride.begin
+            self._stride = None
 
     def _complete(self, plan: Plan, end: float) -> list[Command]:
         """Book what the step computed: prefill goes on, or a token is sampled, or the request is done."""
@@ -235,7 +282,8 @@ class Engine:
                 done.append(sequence)
         counters.generation += len(tokens)
         commands = self._tell_changes()
-        commands.append(Emit(tokens, plan.tokens))
+        if self._is_streaming:
+            commands.append(Emit(tokens, plan.tokens))
         if done:
             self._batcher.retire(done)
             commands += [self._finish(sequence, end) for sequence in done]

@@ -4,6 +4,8 @@ A roofline: a step is bound by compute or by memory bandwidth, whichever is long
 and a small cost a sequence (Williams et al. 2009).  Owns no schedule.
 """
 
+import numpy as np
+
 from shoal.engine.profiles import Profile
 
 
@@ -31,3 +33,20 @@ class StepTime:
         compute_s = tokens * self._s_per_token + pairs * self._s_per_pair
         bandwidth_s = self._weights_s + context_tokens * self._s_per_kv_token
         return max(compute_s, bandwidth_s) + self._overhead_s + sequences * self._s_per_sequence
+
+    def ends(
+        self, start: float, steps: int, slow_factor: float, *, sequences: int, context_tokens: int, pairs: float
+    ) -> list[float]:
+        """Return when each of `steps` decode steps ends that follow each other from `start` on.
+
+        context_tokens, pairs: of the first one; each step has `sequences` more of both.  The same floats as adding
+        `slow_factor` times `seconds` step by step.
+        """
+        further = np.arange(steps) * sequences
+        compute_s = sequences * self._s_per_token + (pairs + further) * self._s_per_pair
+        bandwidth_s = self._weights_s + (context_tokens + further) * self._s_per_kv_token
+        seconds = np.maximum(compute_s, bandwidth_s) + self._overhead_s + sequences * self._s_per_sequence
+        seconds *= slow_factor
+        seconds[0] += start
+        ends: list[float] = np.add.accumulate(seconds).tolist()
+        return ends

@@ -44,7 +44,7 @@ class Node:
         self._loop = loop
         self._ended = ended
         self._changed = changed
-        self._engine = Engine(config.engine)
+        self._engine = Engine(config.engine, is_streaming=False)
         self._planned_at = -1.0
 
     def feed(self, event: Event) -> None:
@@ -54,7 +54,7 @@ class Node:
 
     def restart(self) -> None:
         """Begin anew with an empty cache and without requests."""
-        self._engine = Engine(self.config.engine)
+        self._engine = Engine(self.config.engine, is_streaming=False)
         self._planned_at = -1.0
         self.is_up = True
 
@@ -65,6 +65,7 @@ class Node:
     def signals(self) -> Signals:
         """What its metrics page says."""
         engine = self._engine
+        engine.catch_up(self._loop.now)
         return Signals(
             waiting=float(engine.num_waiting),
             running=float(engine.num_running),
