@@ -80,6 +80,19 @@ def test_a_slow_engine_gets_less() -> None:
     assert slow.served["e1"] < min(slow.served["e0"], slow.served["e2"])
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_engine_of_several_equal_ones_is_overrun(seed: int) -> None:
+    """Documents that hardly fit the caches: hits turn into misses, and the books of a busy engine are wrong."""
+    crowded = """
+    fleet: [{count: 8, blocks: 4000}]
+    workload: {shape: zipf, requests: 800, documents: 100, document_tokens: 4000, reply_tokens: [20, 60]}
+    arrivals: {concurrency: 64}
+    """
+    ours, theirs = run(crowded, seed), run(crowded, seed, ROUND_ROBIN)
+    assert ours.ttft_p95_s < 1.1 * theirs.ttft_p95_s
+    assert ours.duration_s < 0.7 * theirs.duration_s
+
+
 def test_two_pickers_that_share_place_as_one_does() -> None:
     one, two = run(SMALL), run(SMALL + "router: {count: 2}\n")
     assert two.hit_ratio > one.hit_ratio - 0.05

@@ -2,6 +2,11 @@
 
 Owns the model ttft = base + s_per_token x (uncached tokens ahead of and in the request), one fit per endpoint, shrunk
 towards the pool's.  What is booked where is `books`; who is chosen is `scheduling`.
+
+The base is what the quickest answers of late took, and not the intercept of a line through all: the tokens ahead are
+counted with the speed that is learned here, so an endpoint once thought too fast shows long waits with little work
+ahead.  An intercept would take these for its own, the slope would fall further, and the endpoint would be sent more.
+Held to the quickest, they are a slow speed, and the error corrects itself.
 """
 
 from collections.abc import Iterable
@@ -17,7 +22,9 @@ DECAY = 0.98
 DEFAULT_S_PER_TOKEN = 1e-4
 # An own fit weighs as much as the pool's once it rests on this many records.
 SHRINK_RECORDS = 12.0
-# Spread of work, in tokens squared, below which a slope cannot be told from noise.
+# Of the way from the base up to a slower answer, the base goes this far; to a quicker one it goes at once.
+BASE_RISE = 0.01
+# Mean square of the work, in tokens squared, below which a speed cannot be told from noise.
 RIDGE_TOKENS2 = 300.0**2
 # A record far above what was expected is a stall, not a speed: it counts as at most this multiple.
 OUTLIER_RATIO = 4.0
@@ -29,7 +36,7 @@ MAX_S_PER_TOKEN = 1.0
 
 
 class Pace:
-    """The fit of one endpoint: decayed least squares on two coefficients."""
+    """The fit of one endpoint: decayed least squares through a base that follows the quickest answers."""
 
     __slots__ = ("_sum_wx", "_sum_wxx", "_sum_wxy", "_sum_wy", "base_s", "records", "s_per_token", "tpot_s", "weight")
 
@@ -53,15 +60,14 @@ class Pace:
         self._sum_wy = self._sum_wy * DECAY + ttft_s
         self._sum_wxy = self._sum_wxy * DECAY + work_tokens * ttft_s
         mean_x, mean_y = self._sum_wx / self.weight, self._sum_wy / self.weight
-        variance = max(0.0, self._sum_wxx / self.weight - mean_x * mean_x)
-        covariance = self._sum_wxy / self.weight - mean_x * mean_y
-        slope = (covariance + RIDGE_TOKENS2 * prior_s_per_token) / (variance + RIDGE_TOKENS2)
+        self.base_s += (BASE_RISE if ttft_s > self.base_s else 1.0) * (ttft_s - self.base_s)
+        product = max(0.0, self._sum_wxy / self.weight - self.base_s * mean_x)
+        slope = (product + RIDGE_TOKENS2 * prior_s_per_token) / (self._sum_wxx / self.weight + RIDGE_TOKENS2)
         own_share = self.weight / (self.weight + SHRINK_RECORDS)
         slope = own_share * slope + (1.0 - own_share) * prior_s_per_token
         # Prefill alone explains no more than the whole time: the mean bounds the slope from above.
         ceiling = max(min(mean_y / max(mean_x, 1.0), MAX_S_PER_TOKEN), MIN_S_PER_TOKEN)
         self.s_per_token = min(max(slope, prior_s_per_token / 50.0, MIN_S_PER_TOKEN), ceiling)
-        self.base_s = max(0.0, mean_y - self.s_per_token * mean_x)
 
     def state(self) -> PaceState:
         """Return all that was learnt, for another router."""
