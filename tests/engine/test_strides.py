@@ -29,7 +29,13 @@ class Run:
         while (deadline := self.engine.deadline()) is not None and deadline <= now:
             self.send(Ticked(), deadline)
             self.ticks += 1
-        self.engine.catch_up(now)
+
+    def look(self, now: float) -> float:
+        """How full it is; what a stride has done by now is applied, though what comes changes nothing."""
+        usage = self.engine.usage_ratio(now)
+        self.send(Aborted(request_id="nobody"), now)
+        assert usage == self.engine.pool.usage_ratio
+        return usage
 
     def state(self) -> tuple[object, ...]:
         engine, counters = self.engine, self.engine.counters
@@ -94,6 +100,7 @@ def compare(config: EngineConfig, script: list[tuple[float, tuple[object, ...]]]
             event = event_of(move, number)
             if event is not None:
                 run.send(event, now)
+        assert strides.look(now) == single.look(now)
         assert strides.state() == single.state()
     assert strides.heard == single.heard
     assert strides.engine.counters.busy_s == pytest.approx(single.engine.counters.busy_s, rel=1e-12)

@@ -55,8 +55,8 @@ class BlockPool:
         """Return the blocks that hold the longest cached prefix of `hashes`, at most `limit` of them."""
         holder_of = self._holder_of
         blocks = []
-        for position in range(min(limit, len(hashes))):
-            block = holder_of.get(hashes[position])
+        for block_hash in hashes[: max(limit, 0)]:
+            block = holder_of.get(block_hash)
             if block is None:
                 break
             blocks.append(block)
@@ -65,14 +65,16 @@ class BlockPool:
     def count_idle(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` nobody holds; holding them takes as many from the free list."""
         references = self._references
-        return sum(1 for block in blocks if references[block] == 0)
+        return [references[block] for block in blocks].count(0)
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Add one reference to each of `blocks`; idle ones leave the free list."""
+        references, free = self._references, self._free
         for block in blocks:
-            if self._references[block] == 0:
-                del self._free[block]
-            self._references[block] += 1
+            count = references[block]
+            if not count:
+                del free[block]
+            references[block] = count + 1
 
     def allocate(self, count: int) -> list[int]:
         """Take the `count` least recently released blocks; what they cached is forgotten.
@@ -130,8 +132,8 @@ class BlockPool:
         references = self._references
         free = self._free
         for block in reversed(blocks):
-            references[block] -= 1
-            if references[block] == 0:
+            references[block] = count = references[block] - 1
+            if not count:
                 free[block] = None
 
     def reset(self) -> bool:

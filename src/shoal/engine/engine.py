@@ -125,10 +125,10 @@ class Engine:
                 self._slow_factor = event.slow_factor
         return []
 
-    def catch_up(self, now: float) -> None:
-        """Apply the steps that have ended by `now`, so that what is read is as of then."""
-        if self._stride is not None:
-            self._advance(self._stride, now)
+    def usage_ratio(self, now: float) -> float:
+        """Return the share of KV blocks that requests hold at `now`, 0 to 1."""
+        held = self.pool.num_held + (self._stride.count_blocks(now) if self._stride is not None else 0)
+        return held / self.num_blocks
 
     def deadline(self) -> float | None:
         """Return the end of the step in progress, or of the last one that is taken at once; None when idle."""
@@ -241,20 +241,15 @@ class Engine:
             self._stride = Stride(plan, self._cache, self.block_size, start, ends)
             self._end = ends[-1]
 
-    def _advance(self, stride: Stride, now: float) -> None:
-        began = stride.begin
-        steps = stride.advance(now)
-        self.counters.steps += steps
-        self.counters.generation += steps * len(stride.work)
-        self.counters.busy_s += stride.begin - began
-
     def _interrupt(self, now: float) -> None:
         """Something happens: of the steps taken at once only those stay that have begun."""
         stride = self._stride
         if stride is not None:
-            self._advance(stride, now)
-            self._end = stride.ends[stride.taken]
-            self._step_s = self._end - stride.begin
+            steps, begin_s, self._end = stride.apply(now)
+            self.counters.steps += steps
+            self.counters.generation += steps * len(stride.work)
+            self.counters.busy_s += begin_s - stride.start
+            self._step_s = self._end - begin_s
             self._stride = None
 
     def _complete(self, plan: Plan, end: float) -> list[Command]:

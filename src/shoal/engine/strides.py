@@ -16,32 +16,38 @@ MAX_STEPS = 1024
 
 
 class Stride:
-    """Steps of one steady plan, from `start` on.  ends: when each of them ends.  taken: how many are applied.
+    """Steps of one steady plan, from `start` on.  ends: when each of them ends.  work: the sequences."""
 
-    work: the sequences.  The blocks of step `taken` are allocated: it has begun, at `begin`.
-    """
-
-    __slots__ = ("_block_size", "_cache", "begin", "ends", "taken", "work")
+    __slots__ = ("_block_size", "_cache", "ends", "start", "work")
 
     def __init__(self, plan: Plan, cache: KvCache, block_size: int, start: float, ends: list[float]) -> None:
-        self.begin = start
+        self.start = start
         self.ends = ends
-        self.taken = 0
         self.work = [sequence for sequence, _ in plan.work]
         self._cache = cache
         self._block_size = block_size
 
-    def advance(self, now: float) -> int:
-        """Apply the steps that have ended by `now`, but never the last one; returns how many."""
-        steps = bisect_right(self.ends, now, self.taken, len(self.ends) - 1) - self.taken
-        if steps:
-            self.taken += steps
-            self.begin = self.ends[self.taken - 1]
-            _keep(self.work, self._cache, self._block_size, steps)
-            for sequence in self.work:
-                sequence.computed += steps
-                sequence.num_tokens += steps
-        return steps
+    def apply(self, now: float) -> tuple[int, float, float]:
+        """Apply the steps that have ended by `now`, but never the last one.
+
+        Returns how many they are, and when the step after them begins and ends; its blocks are allocated.
+        """
+        steps = self._count(now)
+        if not steps:
+            return 0, self.start, self.ends[0]
+        _keep(self.work, self._cache, self._block_size, steps)
+        for sequence in self.work:
+            sequence.computed += steps
+            sequence.num_tokens += steps
+        return steps, self.ends[steps - 1], self.ends[steps]
+
+    def count_blocks(self, now: float) -> int:
+        """How many blocks the steps that have begun by `now` took, the first step's not counted."""
+        steps, size = self._count(now), self._block_size
+        return sum(max(0, (each.computed + steps) // size + 1 - len(each.blocks)) for each in self.work)
+
+    def _count(self, now: float) -> int:
+        return bisect_right(self.ends, now, 0, len(self.ends) - 1)
 
 
 def reach(plan: Plan, cache: KvCache, block_size: int) -> int:

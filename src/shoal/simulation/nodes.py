@@ -65,11 +65,10 @@ class Node:
     def signals(self) -> Signals:
         """What its metrics page says."""
         engine = self._engine
-        engine.catch_up(self._loop.now)
         return Signals(
             waiting=float(engine.num_waiting),
             running=float(engine.num_running),
-            kv_usage_ratio=engine.pool.usage_ratio,
+            kv_usage_ratio=engine.usage_ratio(self._loop.now),
             num_blocks=engine.num_blocks,
             block_size_tokens=engine.block_size,
             prefix_query_tokens=float(engine.counters.prompt),
