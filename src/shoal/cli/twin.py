@@ -113,8 +113,9 @@ def _run(args: argparse.Namespace) -> int:
 
         runs, is_cut = run_jobs(jobs, args.jobs, told)
     if runs:
-        show(console, runs, document.load_unit)
+        # Files first: what reads the tables may close the pipe.
         _write(args, document, runs)
+        show(console, runs, document.load_unit)
     if is_cut:
         whole = sum(not run.result.is_partial for run in runs)
         print(
@@ -178,10 +179,12 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, document: "Document", runs: "list[Run]") -> None:
-    from shoal.report import as_json, parquet
+    from shoal.report import as_html, as_json, parquet
 
     if args.json:
         flags.write_report(args.json, as_json(document, runs))
+    if args.report:
+        flags.write_report(args.report, as_html(document, runs).encode())
     if args.parquet:
         try:
             args.parquet.mkdir(parents=True, exist_ok=True)

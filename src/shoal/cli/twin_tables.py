@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.report import FIGURES, Cell, Figure, Row, compare
+from shoal.report import FIGURES, Cell, Figure, Row, compare, short
 from shoal.simulation import Result, Run
 from shoal.simulation.results import Part
 
@@ -33,7 +33,7 @@ def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
     for row in rows:
         load = [f"{row.load:g}"] if has_loads and row.load is not None else []
         cells: list[str | Text] = [_shown(figure, row.cells[figure.key]) for figure in figures]
-        table.add_row(row.policy, *load, f"{row.requests:,}", *cells)
+        table.add_row(short(row.policy), *load, f"{row.requests:,}", *cells)
     console.print(table)
     if any(row.seeds > 1 for row in rows):
         console.print(f"± is half of the 95 % interval of the mean over {rows[0].seeds} seeds.", style="dim")
@@ -48,7 +48,7 @@ def _changes(console: Console, rows: list[Row], figures: list[Figure], load_unit
     if not others:
         return
     table = Table(
-        box=None, pad_edge=False, header_style="bold", title=f"Against {rows[0].policy}, %", title_justify="left"
+        box=None, pad_edge=False, header_style="bold", title=f"Against {short(rows[0].policy)}, %", title_justify="left"
     )
     table.add_column("POLICY", overflow="fold")
     has_loads = any(row.load is not None for row in rows)
@@ -59,7 +59,7 @@ def _changes(console: Console, rows: list[Row], figures: list[Figure], load_unit
         table.add_column(figure.title.rsplit(" ", 1)[0], justify="right", no_wrap=True)
     for row in others:
         load = [f"{row.load:g}"] if has_loads and row.load is not None else []
-        table.add_row(row.policy, *load, *(_change(figure, row.cells[figure.key]) for figure in compared))
+        table.add_row(short(row.policy), *load, *(_change(figure, row.cells[figure.key]) for figure in compared))
     console.print()
     console.print(table)
     console.print("Green is better and red is worse than by the chance of the seeds.", style="dim")

@@ -88,6 +88,11 @@ def compare(runs: Sequence[Run], figures: Sequence[Figure] = FIGURES) -> list[Ro
     return rows
 
 
+def short(policy: str) -> str:
+    """Return a policy's name without its folder and ending."""
+    return policy.rsplit("/", 1)[-1].removesuffix(".yaml")
+
+
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and half the width of its 95 % interval, NaN for fewer than two values."""
     count = len(values)

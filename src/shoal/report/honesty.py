@@ -1,0 +1,25 @@
+"""What the twin models and what it does not, as every report says it.
+
+Owns the sentences; docs/twin.md has the same ones, and a test compares them.
+"""
+
+MODELLED = (
+    "Every decision of the router: the code that runs live, with its configuration and plugins.",
+    "Paged KV caches with prefix reuse and eviction, continuous batching, chunked prefill and preemption.",
+    "The time of each step, by a roofline of model and accelerator.",
+    "Delays of network, metrics, records, KV events and gossip between pickers.",
+    "Retries before the first byte; engines that die, come back and slow down.",
+)
+
+NOT_MODELLED = (
+    "Tokenising, parsing, and the CPU of the picker itself.",
+    "Clients' networks.",
+    "Interference inside an engine beyond the step time.",
+    "What a prompt says: prompts are lengths and what they share, and answers have the lengths of the workload.",
+)
+
+CAUTION = (
+    "The step-time coefficients are published peaks and round shares of them. Compare policies with each other, not a "
+    "figure with a measured one, unless the coefficients were fitted to your engines. No policy sees how long an "
+    "answer will be."
+)
