@@ -5,8 +5,11 @@ from functools import partial
 
 import numpy as np
 
+from shoal.pool import Request
+from shoal.pool.request import Hints
+from shoal.routing import Arrived, Command, Event
 from shoal.simulation import Cluster, ClusterConfig, NodeConfig, Prompt, Session, Turn
-from shoal.simulation.experiment import nodes_of, read_experiment
+from shoal.simulation.experiment import nodes_of, read_experiment, run_experiment
 from shoal.simulation.loop import Rank
 from shoal.simulation.sessions import Fork
 from shoal.simulation.timeline import MAX_LOOKS, Timeline
@@ -91,3 +94,36 @@ def test_a_long_run_is_looked_at_less_often_and_evenly() -> None:
     assert MAX_LOOKS / 2 <= len(times) <= MAX_LOOKS
     assert len(set(np.diff(times))) == 1
     assert timeline.running.shape == (len(times), 1)
+
+
+def test_headers_of_a_session_reach_the_router_as_a_picker_would_read_them() -> None:
+    config = (
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: agent-identity\n---\n"
+        "apiVersion: shoal.dev/v1alpha1\nkind: Pool\nagents: {trust_hints: true}\n"
+    )
+    cluster = Cluster(ClusterConfig(nodes=NODES, router=config))
+    arrived: list[Request] = []
+    handle = cluster.routers[0].handle
+
+    def watched(event: Event, now: float) -> list[Command]:
+        if isinstance(event, Arrived):
+            arrived.append(event.request)
+        return handle(event, now)
+
+    setattr(cluster.routers[0], "handle", watched)  # noqa: B010
+    headers = {"x-slo-ttft-ms": "250", "x-llm-d-inference-objective": "low", "x-shoal-expected-output-tokens": "7"}
+    child = Session("child", plan(Turn(PROMPT, 10)))
+    cluster.run([Session("tree", plan(Turn(PROMPT, 10), Fork((child,))), headers=headers)])
+    assert [request.session_id for request in arrived] == ["tree", "child"]
+    for request in arrived:
+        assert request.headers["x-llm-d-slo-ttft-ms"] == "250"
+        assert request.objective == "low"
+        assert request.tenant_id == f"agent:{request.session_id}"
+        assert request.hints == Hints(output_tokens=7)
+
+
+def test_an_experiment_sends_its_headers_with_every_request() -> None:
+    document = "workload: {shape: hot, requests: 8, prompt_tokens: 600}\nheaders: {X-Llm-D-Model-Name-Rewrite: MODEL}\n"
+    for model, failed in (("m", 0), ("no-such-model", 8)):
+        result, _ = run_experiment(read_experiment(document.replace("MODEL", model), "test"), 1)
+        assert result.failed == failed

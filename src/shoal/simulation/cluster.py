@@ -16,12 +16,15 @@ from shoal.kernel import Chance
 from shoal.pool import Api, EndpointState, Outcome, Request, ServedModel
 from shoal.pool.kvevents import KvState
 from shoal.routing import Arrived, Command, Ended, Forward, Recorded, Router, Ticked, commands, events
+from shoal.routing.claims import Claims
 from shoal.routing.config import load
 from shoal.simulation.loop import Loop, Rank
 from shoal.simulation.nodes import Node, NodeConfig, router_events
 from shoal.simulation.results import Sample
 from shoal.simulation.sessions import Session, Turn
 from shoal.simulation.timeline import Timeline
+from shoal.wire.headers import read_headers
+from shoal.wire.hints import read_hints
 
 _PROGRESS_EVERY = 50
 
@@ -91,6 +94,8 @@ class Cluster:
         self._chance = Chance(config.seed).stream("clients")
         self.routers = [Router(loaded, Chance(config.seed + n), shares_pool=shares) for n in range(config.routers)]
         self._is_exact = loaded.precise is not None
+        self._claims = Claims(loaded)
+        self._kept_headers = loaded.request_headers
         self._nodes = {
             each.id: Node(n, each, self.loop, self._answered, self._cached) for n, each in enumerate(config.nodes)
         }
@@ -258,7 +263,8 @@ class Cluster:
             if not turn.sessions:
                 self._go_on(talk)
             for session in turn.sessions:
-                self.loop.after(turn.think_s, Rank.CLIENT, self._begin, session, talk)
+                child = session if session.headers else session._replace(headers=talk.session.headers)
+                self.loop.after(turn.think_s, Rank.CLIENT, self._begin, child, talk)
         else:
             self._leave(talk)
 
@@ -277,20 +283,30 @@ class Cluster:
         self._count += 1
         session = talk.session
         number = int(self._chance.integers(len(self.routers))) if len(self.routers) > 1 else 0
+        request = self._request(f"r{self._count}", session, turn)
+        self._flights[request.id] = Flight(talk, turn, number, self.loop.now)
+        self._feed(number, Arrived(request, turn.prompt.hashes()))
+
+    def _request(self, request_id: str, session: Session, turn: Turn) -> Request:
+        """What a picker makes of a turn."""
+        heads = read_headers(session.headers, self._kept_headers)
+        tokens = turn.prompt.tokens
         request = Request(
-            id=f"r{self._count}",
+            id=request_id,
             api=Api.CHAT,
             model=session.model,
             is_streaming=True,
-            prompt_tokens=turn.prompt.tokens,
-            prompt_bytes=4 * turn.prompt.tokens,
-            body_bytes=4 * turn.prompt.tokens,
+            prompt_tokens=tokens,
+            prompt_bytes=4 * tokens,
+            body_bytes=4 * tokens,
             max_output_tokens=turn.max_tokens or None,
-            tenant_id=session.tenant,
+            tenant_id=session.tenant or heads.tenant_id,
             session_id=session.id,
+            objective=heads.objective,
+            headers=heads.kept,
+            hints=read_hints(session.headers, None) if session.headers else None,
         )
-        self._flights[request.id] = Flight(talk, turn, number, self.loop.now)
-        self._feed(number, Arrived(request, turn.prompt.hashes()))
+        return self._claims.settle(request, "")
 
     def _try_next(self, request_id: str, flight: Flight) -> None:
         """Send a request to the next endpoint of its list; without one it has failed."""

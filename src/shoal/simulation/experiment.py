@@ -70,9 +70,10 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The document `kind: Experiment`."""
+    """The document `kind: Experiment`.  headers: of every request, as `x-llm-d-slo-ttft-ms: "500"`."""
 
     workload: Recipe | Trace
+    headers: dict[str, str] = {}
     name: str = ""
     fleet: tuple[Group, ...] = (Group(),)
     router: RouterSpec = RouterSpec()
@@ -155,6 +156,9 @@ def run_experiment(
     """
     chance = Chance(seed)
     made = sessions if sessions is not None else _made(experiment, chance)
+    if experiment.headers:
+        headers = {name.lower(): value for name, value in experiment.headers.items()}
+        made = [session._replace(headers={**headers, **session.headers}) for session in made]
     made = experiment.arrivals.spread(made, chance.stream("arrivals"))
     is_exact = load(router, "router").precise is not None
     nodes = nodes_of(experiment)

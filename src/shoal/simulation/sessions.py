@@ -3,10 +3,13 @@
 Owns the form; which sessions there are is the workloads'.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from shoal.simulation.prompts import Prompt
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Turn(NamedTuple):
@@ -34,7 +37,7 @@ class Fork(NamedTuple):
 
 class Session(NamedTuple):
     """Turns in order.  turns: makes them anew for each run.  arrives_s: when it begins, None for as soon as a client is
-    free.  A session of which a request fails or is refused ends."""
+    free.  headers: of each request, lower-case names.  A session of which a request fails or is refused ends."""
 
     id: str
     turns: Callable[[], Iterator[Turn | Fork]]
@@ -42,3 +45,4 @@ class Session(NamedTuple):
     tenant: str = ""
     model: str = "m"
     adapter: str = ""
+    headers: Mapping[str, str] = _NONE
