@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import msgspec
+import numpy as np
 import pytest
 
 from shoal.kernel import ConfigError
-from shoal.simulation import Result, read_experiment, run_experiment
+from shoal.simulation import Cluster, ClusterConfig, Result, read_experiment, run_experiment
+from shoal.simulation.experiment import Trace, nodes_of
 
 SMALL = """
 workload: {shape: multi-turn, sessions: 24, turns: [2, 4], think_s: 0.5}
@@ -91,6 +93,33 @@ def test_no_engine_of_several_equal_ones_is_overrun(seed: int) -> None:
     ours, theirs = run(crowded, seed), run(crowded, seed, ROUND_ROBIN)
     assert ours.ttft_p95_s < 1.1 * theirs.ttft_p95_s
     assert ours.duration_s < 0.7 * theirs.duration_s
+
+
+def test_aggregate_engines_give_nearly_the_figures_of_single_steps() -> None:
+    step, aggregate = run(SMALL), run(SMALL.replace("count: 3", "count: 3, mode: aggregate"))
+    assert aggregate.requests == step.requests
+    assert aggregate.ttft_mean_s == pytest.approx(step.ttft_mean_s, rel=0.03)
+    assert aggregate.e2e_p50_s == pytest.approx(step.e2e_p50_s, rel=0.03)
+    assert aggregate.hit_ratio == pytest.approx(step.hit_ratio, abs=0.01)
+
+
+@pytest.mark.parametrize("router", ["", PRECISE])
+def test_aggregate_engines_die_and_come_back_as_others_do(router: str) -> None:
+    incident = "incidents: [{at_s: 3, what: kill, endpoint: e1}, {at_s: 8, what: revive, endpoint: e1}]\n"
+    result = run(SMALL.replace("count: 3", "count: 3, mode: aggregate") + incident, router=router)
+    assert result.failed == 0
+    assert result.served["e1"] > 0
+
+
+def test_sessions_that_come_one_by_one_are_served_as_a_list_of_them() -> None:
+    experiment = read_experiment(SMALL.replace("concurrency: 12", "kind: poisson, rate_per_s: 5"), "test")
+    rng = np.random.default_rng(1)
+    assert not isinstance(experiment.workload, Trace)
+    sessions = experiment.arrivals.spread(experiment.workload.make(rng), rng)
+    at_once, one_by_one = (Cluster(ClusterConfig(nodes=nodes_of(experiment))) for _ in range(2))
+    at_once.run(sessions)
+    one_by_one.run(iter(sessions))
+    assert one_by_one.samples == at_once.samples
 
 
 def test_two_pickers_that_share_place_as_one_does() -> None:

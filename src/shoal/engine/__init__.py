@@ -6,6 +6,7 @@ driven by `hosts/engine` in real time; nothing here knows HTTP, text, or a clock
 `changes`, an operator's knobs are in `events`.
 """
 
+from shoal.engine.aggregate import AggregateEngine
 from shoal.engine.commands import ConfirmReset, Emit, Finish, Refuse
 from shoal.engine.config import EngineConfig
 from shoal.engine.engine import Engine
@@ -16,6 +17,7 @@ from shoal.engine.profiles import PROFILES, Profile
 __all__ = [
     "PROFILES",
     "Aborted",
+    "AggregateEngine",
     "CacheReset",
     "ConfirmReset",
     "Emit",

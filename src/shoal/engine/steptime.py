@@ -4,6 +4,8 @@ A roofline: a step is bound by compute or by memory bandwidth, whichever is long
 and a small cost a sequence (Williams et al. 2009).  Owns no schedule.
 """
 
+import math
+
 import numpy as np
 
 from shoal.engine.profiles import Profile
@@ -50,3 +52,30 @@ class StepTime:
         seconds[0] += start
         ends: list[float] = np.add.accumulate(seconds).tolist()
         return ends
+
+    def total_s(self, steps: int, *, sequences: int, context_tokens: int) -> float:
+        """Return the seconds of `steps` decode steps that follow each other; context_tokens: of the first one.
+
+        Exact but where the bound changes from one to the other on the way.
+        """
+        further = (steps - 1) * sequences
+        return (
+            steps
+            * (self._decode_s(sequences, context_tokens) + self._decode_s(sequences, context_tokens + further))
+            / 2
+        )
+
+    def steps_within(self, seconds: float, *, sequences: int, context_tokens: int) -> float:
+        """Return how many decode steps that follow each other fit `seconds`, as a real number."""
+        first_s = self._decode_s(sequences, context_tokens)
+        slope_s = self._decode_s(sequences, context_tokens + sequences) - first_s
+        steps = seconds / first_s
+        if slope_s * steps < 1e-6 * first_s:
+            return steps
+        middle = first_s - slope_s / 2
+        return (math.sqrt(middle * middle + 2 * slope_s * seconds) - middle) / slope_s
+
+    def _decode_s(self, sequences: int, context_tokens: int) -> float:
+        compute_s = sequences * self._s_per_token + (context_tokens + sequences / 2) * self._s_per_pair
+        bandwidth_s = self._weights_s + context_tokens * self._s_per_kv_token
+        return max(compute_s, bandwidth_s) + self._overhead_s + sequences * self._s_per_sequence

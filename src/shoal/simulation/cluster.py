@@ -6,7 +6,7 @@ later.  The router is the one that runs live; what it is told, and when, is all 
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -103,6 +103,7 @@ class Cluster:
         self._flights: dict[str, Flight] = {}
         self._pending = 0
         self._idle: deque[Session] = deque()
+        self._coming: Iterator[Session] = iter(())
         self._count = 0
         self.on_progress: Callable[[int, float], None] | None = None
         self.timeline: Timeline | None = None
@@ -116,19 +117,38 @@ class Cluster:
     def run(self, sessions: Iterable[Session]) -> None:
         """Serve all sessions to their end.
 
-        Those with a time of arrival come then; the others are gone through by `concurrency` clients.
+        Those with a time of arrival come then; the others are gone through by `concurrency` clients.  An iterator is
+        asked for a session when the one before it begins, so that a million need no memory; its times must not go back.
         """
-        for session in sessions:
-            self._sessions += 1
-            if session.arrives_s is None:
-                self._idle.append(session)
-            else:
-                self.loop.at(session.arrives_s, Rank.CLIENT, self._begin, session)
-        self._pending = self._sessions
+        self._coming = sessions if isinstance(sessions, Iterator) else iter(())
+        if isinstance(sessions, Iterator):
+            self._expect()
+        else:
+            for session in sessions:
+                self._enlist(session)
         for _ in range(min(self.config.concurrency, len(self._idle))):
             self._begin(self._idle.popleft())
         self._scrape()
         self.loop.run(lambda: self._pending == 0)
+
+    def _expect(self) -> None:
+        """Enlist sessions up to the next one that has a time."""
+        for session in self._coming:
+            self._enlist(session)
+            if session.arrives_s is not None:
+                return
+
+    def _enlist(self, session: Session) -> None:
+        self._sessions += 1
+        self._pending += 1
+        if session.arrives_s is None:
+            self._idle.append(session)
+        else:
+            self.loop.at(session.arrives_s, Rank.CLIENT, self._arrive, session)
+
+    def _arrive(self, session: Session) -> None:
+        self._expect()
+        self._begin(session)
 
     # ------------------------------------------------------------------ what happens to engines
 

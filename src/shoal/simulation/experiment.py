@@ -25,13 +25,17 @@ MAX_NODES = 20_000
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Equal engines.  profile: model and accelerator, as `shoal engine --help` lists them.  blocks: 0 for its own."""
+    """Equal engines.  profile: model and accelerator, as `shoal engine --help` lists them.  blocks: 0 for its own.
+
+    mode: `aggregate` for the approximation that is faster with thousands of engines.
+    """
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 4
     profile: str = "h100-8b"
     blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     slow_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     labels: dict[str, str] = {}
+    mode: Literal["step", "aggregate"] = "step"
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
@@ -114,7 +118,11 @@ def nodes_of(experiment: Experiment) -> tuple[NodeConfig, ...]:
     nodes: list[NodeConfig] = []
     for group in experiment.fleet:
         engine = EngineConfig(profile=PROFILES[group.profile], num_blocks=group.blocks, slow_factor=group.slow_factor)
-        nodes += [NodeConfig(id=f"e{len(nodes) + n}", engine=engine, labels=group.labels) for n in range(group.count)]
+        is_aggregate = group.mode == "aggregate"
+        nodes += [
+            NodeConfig(id=f"e{len(nodes) + n}", engine=engine, labels=group.labels, is_aggregate=is_aggregate)
+            for n in range(group.count)
+        ]
     return tuple(nodes)
 
 

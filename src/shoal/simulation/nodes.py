@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from shoal.engine import Engine, EngineConfig, Event, Finish, PaceChanged, Refuse, Ticked
+from shoal.engine import AggregateEngine, Engine, EngineConfig, Event, Finish, PaceChanged, Refuse, Ticked
 from shoal.engine.changes import CacheChanged, Change, Cleared, Removed, Stored
 from shoal.engine.commands import Command
 from shoal.pool import Endpoint, Signals
@@ -17,11 +17,19 @@ from shoal.simulation.loop import Loop, Rank
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine of the fleet.  id: as the router knows it.  labels: as in llm-d's endpoint files."""
+    """One engine of the fleet.  id: as the router knows it.  labels: as in llm-d's endpoint files.
+
+    is_aggregate: whether it is the fast approximation.
+    """
 
     id: str
     engine: EngineConfig
     labels: dict[str, str] = {}
+    is_aggregate: bool = False
+
+    def make(self) -> Engine | AggregateEngine:
+        """Return a new engine."""
+        return AggregateEngine(self.engine) if self.is_aggregate else Engine(self.engine, is_streaming=False)
 
 
 class Node:
@@ -44,7 +52,7 @@ class Node:
         self._loop = loop
         self._ended = ended
         self._changed = changed
-        self._engine = Engine(config.engine, is_streaming=False)
+        self._engine = config.make()
         self._planned_at = -1.0
 
     def feed(self, event: Event) -> None:
@@ -54,7 +62,7 @@ class Node:
 
     def restart(self) -> None:
         """Begin anew with an empty cache and without requests."""
-        self._engine = Engine(self.config.engine, is_streaming=False)
+        self._engine = self.config.make()
         self._planned_at = -1.0
         self.is_up = True
 
@@ -87,7 +95,7 @@ class Node:
             self._planned_at = deadline
             self._loop.at(max(deadline, self._loop.now), Rank.ENGINE, self._step, self._engine, deadline)
 
-    def _step(self, engine: Engine, deadline: float) -> None:
+    def _step(self, engine: Engine | AggregateEngine, deadline: float) -> None:
         if engine is not self._engine or deadline != self._planned_at or not self.is_up:
             return
         self._planned_at = -1.0
