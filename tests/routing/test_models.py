@@ -4,7 +4,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.pool import ServedModel
-from shoal.routing.models import ModelTable, Resolved
+from shoal.routing.models import GONE_S, MAX_GONE, ModelTable, Resolved
 
 
 class Target(NamedTuple):
@@ -59,22 +59,50 @@ def test_a_generic_rewrite_applies_where_no_exact_one_does() -> None:
 
 def test_an_unknown_name_is_known_as_such_and_near_names_are_offered() -> None:
     made = table()
-    assert not made.is_known("lama")
+    assert not made.is_known("lama", 0.0)
     assert "llama" in made.near("lama")
 
 
 def test_an_engine_that_lists_nothing_serves_every_name() -> None:
     made = table()
     made.update("c", [])
-    assert made.is_known("anything")
+    assert made.is_known("anything", 0.0)
     assert [made.is_served_by("anything", name) for name in "abc"] == [False, False, True]
     made.remove("c")
-    assert not made.is_known("anything")
+    assert not made.is_known("anything", 0.0)
 
 
 def test_a_removed_endpoint_takes_its_names_along() -> None:
     made = table()
     made.remove("a")
-    assert not made.is_known("sql")
+    assert not made.is_known("sql", 0.0)
     assert made.names_at("a") == []
     assert made.names_at("b") == ["llama"]
+
+
+def test_a_model_whose_endpoints_have_all_left_is_known_for_a_day() -> None:
+    made = table()
+    made.update("c", [ServedModel(id="other")])
+    made.left("a", 10.0)
+    assert not made.is_known("nobody", 10.0)
+    made.left("b", 20.0)
+    for name in ("llama", "sql"):
+        assert made.is_known(name, 30.0)
+        assert not made.is_known(name, 20.0 + GONE_S)
+    assert made.resolve("meta/llama-3", "", CHANCE) == Resolved("llama", True)
+    assert [model.id for model in made.listed()] == ["other"]
+
+
+def test_what_an_endpoint_that_stays_lists_no_more_is_unknown_at_once() -> None:
+    made = table()
+    made.update("a", [ServedModel(id="llama")])
+    assert not made.is_known("sql", 0.0)
+
+
+def test_names_that_are_gone_are_bounded() -> None:
+    made = table()
+    for number in range(MAX_GONE + 5):
+        made.update("x", [ServedModel(id=f"m{number}")])
+        made.left("x", 1.0)
+    assert not made.is_known("m4", 1.0)
+    assert made.is_known("m5", 1.0)

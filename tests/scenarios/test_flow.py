@@ -1,11 +1,17 @@
-"""Requests that wait in the pool's own queue, under both data planes: served in turn, refused, dropped when left."""
+"""Requests that wait in the pool's own queue, under both data planes: served in turn, refused, dropped when left.
+
+Also what becomes of them when the fleet grows from nothing or shrinks under load.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from shoal.cli import main
 from tests.hosts.supervisor.pool_rig import until
+from tests.scenarios.engines import EngineProcess, backends, engines
 from tests.scenarios.pools import ScenarioPool, pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -64,3 +70,48 @@ def test_a_client_that_leaves_while_it_waits_costs_nobody_anything(crowded: Scen
     assert crowded.sample("llm_d_epp_flow_control_requests_total", outcome="EvictedContextCancelled") == 1
     busy.close()
     assert crowded.chat("hello", 4).status_code == 200
+
+
+def test_a_pool_scaled_to_zero_holds_a_request_shows_it_and_serves_it_when_an_engine_comes(
+    plane: str, tmp_path: Path
+) -> None:
+    with (
+        engines(tmp_path / "engines", []) as (engine,),
+        pool(plane, tmp_path / "pool", backends([engine]), "flow: {enabled: true}\n") as running,
+        ThreadPoolExecutor(1) as client,
+    ):
+        where = ["--run-dir", str(running.run_dir)]
+        assert main(["endpoint", "remove", engine.address, *where]) == 0
+        engine.kill()
+        until(lambda: not running.states(), why=running.said)
+        asked = client.submit(running.chat, "hello", 4, "early")
+        until(lambda: queued(running) == 1, 30, why=running.said)
+        assert running.sample("llm_d_epp_flow_control_queue_size") == 1
+        assert running.sample("llm_d_epp_ready_endpoints") == 0
+        engine.start()
+        engine.listening()
+        assert main(["endpoint", "add", engine.url, *where]) == 0
+        assert asked.result(60).status_code == 200
+        assert running.explained("early")["queue_s"] > 0
+        assert queued(running) == 0
+
+
+def test_scaling_down_under_load_costs_no_request(plane: str, tmp_path: Path) -> None:
+    """The engine is drained, and killed as soon as that is done."""
+    with (
+        engines(tmp_path / "engines", [], []) as fleet,
+        pool(plane, tmp_path / "pool", backends(fleet), "flow: {enabled: true}\n") as running,
+        ThreadPoolExecutor(17) as clients,
+    ):
+        until(lambda: list(running.states().values()) == ["ready"] * 2, why=running.said)
+        load = [clients.submit(running.chat, f"hello {number}", 150) for number in range(60)]
+        until(lambda: fleet[0].busy() > 0, why=running.said)
+        _scale_down(running, fleet[0])
+        assert [each.result(120).status_code for each in load] == [200] * 60
+        assert running.sample("shoal_response_cut_total") == 0
+
+
+def _scale_down(running: ScenarioPool, engine: EngineProcess) -> None:
+    assert main(["endpoint", "drain", engine.address, "--run-dir", str(running.run_dir)]) == 0
+    assert engine.busy() == 0
+    engine.kill()

@@ -94,7 +94,7 @@ class Changes:
             case EndpointChanged():
                 self._changed(event)
             case EndpointLeft():
-                self._left(event.endpoint_id)
+                self._left(event.endpoint_id, now)
 
     def _joined(self, event: EndpointJoined, now: float) -> None:
         known = self._fleet.get(event.endpoint.id)
@@ -115,13 +115,13 @@ class Changes:
             self._candidates.succeeded(member)
         self._fleet.set_state(member, event.state)
 
-    def _left(self, endpoint_id: str) -> None:
+    def _left(self, endpoint_id: str, now: float) -> None:
         member = self._fleet.leave(endpoint_id)
         if member is None:
             return
         self._index.remove(member.slot)
         self._exact.left(endpoint_id)
-        self._models.remove(endpoint_id)
+        self._models.left(endpoint_id, now)
         self._candidates.forget(endpoint_id)
         if self._scheduler is not None:
             self._scheduler.endpoint_left(endpoint_id)

@@ -1,7 +1,8 @@
 """Which endpoints serve which model name, and what an unknown name is told.
 
 Owns aliases, base-model names and weighted rewrites.  A name is served by an endpoint when its `/v1/models` lists it;
-an endpoint that lists nothing serves every name.
+an endpoint that lists nothing serves every name.  A name whose last endpoint has left stays known for a day: it may be
+scaled to zero.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,9 @@ import numpy as np
 
 from shoal.pool import ServedModel
 from shoal.wire import near_names
+
+GONE_S = 86_400.0
+MAX_GONE = 1_000
 
 
 class RewriteTarget(Protocol):
@@ -32,12 +36,14 @@ class Resolved(NamedTuple):
 class ModelTable:
     """Model name -> ids of the endpoints that list it, with the names that stand for others."""
 
-    __slots__ = ("_aliases", "_by_root", "_rewrites", "_served", "_wildcards")
+    __slots__ = ("_aliases", "_by_root", "_gone", "_rewrites", "_served", "_wildcards")
 
     def __init__(self) -> None:
         self._served: dict[str, dict[str, ServedModel]] = {}
         self._wildcards: set[str] = set()
         self._by_root: dict[str, str] = {}
+        # Name -> when its last endpoint left, and its root.
+        self._gone: dict[str, tuple[float, str]] = {}
         self._aliases: Mapping[str, str] = {}
         self._rewrites: Mapping[str, Sequence[RewriteTarget]] = {}
 
@@ -54,6 +60,7 @@ class ModelTable:
             self._wildcards.add(endpoint_id)
         for model in listed:
             self._served.setdefault(model.id, {})[endpoint_id] = model
+            self._gone.pop(model.id, None)
         self._reindex()
 
     def remove(self, endpoint_id: str) -> None:
@@ -65,12 +72,26 @@ class ModelTable:
                 del self._served[name]
         self._reindex()
 
+    def left(self, endpoint_id: str, now: float) -> None:
+        """Forget an endpoint that is gone, but not yet the names that it alone served."""
+        for name, holders in self._served.items():
+            if holders.keys() == {endpoint_id}:
+                model = holders[endpoint_id]
+                self._gone.pop(name, None)
+                self._gone[name] = (now, "" if model.parent else model.root)
+        while len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+        self.remove(endpoint_id)
+
     def _reindex(self) -> None:
-        self._by_root = {}
+        self._by_root = {root: name for name, (_, root) in self._gone.items() if root and root not in self._served}
+        taken: set[str] = set()
         for name in sorted(self._served):
             for model in self._served[name].values():
-                if model.root and not model.parent and model.root not in self._served:
-                    self._by_root.setdefault(model.root, name)
+                root = "" if model.parent else model.root
+                if root and root not in self._served and root not in taken:
+                    taken.add(root)
+                    self._by_root[root] = name
 
     def canonical(self, name: str) -> str:
         """The engines' own name for `name`: through aliases, then base-model roots; unknown names stay."""
@@ -112,9 +133,11 @@ class ModelTable:
         """Whether the endpoint serves `name`; every endpoint serves the empty name."""
         return not name or endpoint_id in self._wildcards or endpoint_id in self._served.get(name, ())
 
-    def is_known(self, name: str) -> bool:
-        """Whether any endpoint lists `name`, or one might serve it unlisted."""
-        return not name or name in self._served or bool(self._wildcards) or not self._served
+    def is_known(self, name: str, now: float) -> bool:
+        """Whether any endpoint lists `name`, did so of late, or might serve it unlisted."""
+        if not name or name in self._served or self._wildcards or not self._served:
+            return True
+        return name in self._gone and now - self._gone[name][0] < GONE_S
 
     def max_model_len(self, name: str, endpoint_id: str) -> int:
         """Context limit of `name` there, in tokens; 0 when unknown."""

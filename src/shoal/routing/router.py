@@ -206,7 +206,7 @@ class Router:
         self._requests_total += 1
         forced = request.headers.get("x-llm-d-model-name-rewrite", "") if request.model else ""
         resolved = self._models.resolve(request.model, forced, self._chance.stream("rewrite"))
-        if not self._models.is_known(resolved.target):
+        if not self._models.is_known(resolved.target, now):
             message = self._models.unknown(resolved.target)
             return [self.refuse(request, Refusal(reason=RefusalReason.MODEL_NOT_FOUND, message=message))]
         if self._exact.is_on and event.blocks and (wanted := self._fetch(event, resolved, now)) is not None:
