@@ -1,8 +1,10 @@
 """The step-time model and its profiles."""
 
+import msgspec
 import pytest
 
-from shoal.engine import PROFILES
+from shoal.engine import PROFILES, find_profile
+from shoal.engine.catalog import ACCELERATORS
 from shoal.engine.steptime import StepTime
 
 
@@ -54,9 +56,65 @@ def test_long_contexts_slow_decoding_down() -> None:
     assert long > 1.5 * short
 
 
-def test_a_default_cache_fits_beside_the_weights() -> None:
-    memory_bytes = {"h100-8b": 80e9, "h100-70b": 320e9, "tpu-v6e-8b": 32e9, "tpu-v6e-70b": 256e9}
-    for name, memory in memory_bytes.items():
-        profile = PROFILES[name]
+def test_a_default_cache_fits_beside_the_weights_of_as_few_chips_as_can_be() -> None:
+    chips = {"h100-8b": 1, "h100-70b": 4, "h200-70b": 2, "a100-qwen3-235b": 8, "h200-deepseek-v3": 8, "tpu-7x-70b": 1}
+    for name, profile in PROFILES.items():
+        accelerator = next((each for each in ACCELERATORS if name.startswith(each.name + "-")), None)
+        if accelerator is None:
+            continue
+        count = round(profile.peak_bytes_per_s / accelerator.bytes_per_s)
+        assert count == chips.get(name, count)
         cache = profile.num_blocks * profile.block_size * profile.kv_bytes_per_token
-        assert 0.5 * memory < profile.weight_bytes + cache < 0.92 * memory
+        used = profile.weight_bytes + profile.expert_bytes + cache
+        assert cache > 0.09 * count * accelerator.memory_bytes
+        assert 0.5 * count * accelerator.memory_bytes < used < 0.9 * count * accelerator.memory_bytes
+
+
+def test_a_name_may_say_how_many_chips() -> None:
+    few, many = find_profile("h200-70b"), find_profile("h200-70b-tp8")
+    assert many.name == "h200-70b-tp8"
+    assert many.peak_bytes_per_s == 4 * few.peak_bytes_per_s
+    assert many.num_blocks > 5 * few.num_blocks
+    assert find_profile("h200-70b-tp2") == msgspec.structs.replace(few, name="h200-70b-tp2")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("h300-8b", "known: tiny"), ("h100-70b-tp1", "do not fit the memory of 1 h100"), ("tiny-tp2", "known: tiny")],
+)
+def test_a_name_that_is_no_profile_says_why(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        find_profile(name)
+
+
+def test_a_mixture_of_experts_reads_more_of_them_the_more_tokens_a_step_has() -> None:
+    one, many = (seconds("h200-deepseek-v3", sequences=n, tokens=n) for n in (1, 256))
+    profile = PROFILES["h200-deepseek-v3"]
+    all_s = (profile.weight_bytes + profile.expert_bytes) / (profile.peak_bytes_per_s * profile.bytes_ratio)
+    assert one < 0.2 * all_s + profile.overhead_s
+    assert all_s < many < all_s + profile.overhead_s + 0.005
+
+
+def test_speculation_makes_steps_of_decoding_faster_and_prefill_not() -> None:
+    plain, guessing = (StepTime(PROFILES["h100-8b"], speculation=each) for each in (1.0, 2.5))
+    for step, factor in (((8, 8), 2.5), ((8, 2000), 1.0)):
+        sequences, tokens = step
+        ours, theirs = (
+            each.seconds(sequences=sequences, tokens=tokens, context_tokens=9000, pairs=9000.0)
+            for each in (plain, guessing)
+        )
+        assert ours == pytest.approx(factor * theirs)
+
+
+@pytest.mark.parametrize("profile", ["tiny", "h100-8b", "h200-deepseek-v3", "l40s-70b"])
+def test_many_decode_steps_take_the_sum_of_single_ones(profile: str) -> None:
+    step_time = StepTime(PROFILES[profile], speculation=1.5)
+    now, ends = 3.0, []
+    for n in range(200):
+        context = 5000 + 7 * n
+        now += 2.0 * step_time.seconds(sequences=7, tokens=7, context_tokens=context, pairs=context + 3.5)
+        ends.append(now)
+    assert step_time.ends(3.0, 200, 2.0, sequences=7, context_tokens=5000, pairs=5003.5) == ends
+    total_s = step_time.total_s(200, sequences=7, context_tokens=5000)
+    assert total_s == pytest.approx((ends[-1] - 3.0) / 2.0, rel=1e-12)
+    assert step_time.steps_within(total_s, sequences=7, context_tokens=5000) == pytest.approx(200, rel=1e-9)

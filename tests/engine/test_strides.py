@@ -115,6 +115,7 @@ def test_strides_change_what_single_steps_change(
     config = EngineConfig(
         block_size=BLOCK,
         num_blocks=blocks,
+        speculation=1.0 if has_events else 1.7,
         max_num_batched_tokens=budget,
         max_num_seqs=5,
         max_loras=1,

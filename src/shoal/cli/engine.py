@@ -68,7 +68,12 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
 
 def _add_shape(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine (defaults are the profile's)")
-    group.add_argument("--profile", default="tiny", choices=sorted(PROFILES), help="hardware and model (tiny)")
+    group.add_argument(
+        "--profile",
+        default="tiny",
+        metavar="NAME",
+        help=f"hardware and model: {', '.join(PROFILES)}; with -tpN on N chips (tiny)",
+    )
     group.add_argument("--blocks", type=int, default=0, metavar="N", help="KV blocks")
     group.add_argument("--block-size", type=int, default=0, metavar="TOKENS", help="tokens a KV block")
     group.add_argument("--max-num-seqs", type=int, default=0, metavar="N", help="sequences in one step")

@@ -12,7 +12,7 @@ from shoal.engine.config import EngineConfig
 from shoal.engine.engine import Engine
 from shoal.engine.events import Aborted, CacheReset, Event, PaceChanged, Submitted, Ticked
 from shoal.engine.hashing import hash_blocks
-from shoal.engine.profiles import PROFILES, Profile
+from shoal.engine.profiles import PROFILES, Profile, find_profile
 
 __all__ = [
     "PROFILES",
@@ -30,5 +30,6 @@ __all__ = [
     "Refuse",
     "Submitted",
     "Ticked",
+    "find_profile",
     "hash_blocks",
 ]

@@ -66,7 +66,7 @@ class AggregateEngine:
         self.num_blocks = config.num_blocks or profile.num_blocks
         self.block_size = config.block_size or profile.block_size
         self.counters = Counters()
-        self._step_time = StepTime(profile)
+        self._step_time = StepTime(profile, config.speculation)
         self._max_seqs = config.max_num_seqs or profile.max_num_seqs
         self._budget_tokens = config.max_num_batched_tokens or profile.max_num_batched_tokens
         self._slow_factor = config.slow_factor

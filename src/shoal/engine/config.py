@@ -24,6 +24,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a lower `priority` goes first; else first come, first served."""
     slow_factor: float = 1.0
     """Multiplies every step's time."""
+    speculation: float = 1.0
+    """Tokens that a decode step yields for each sequence on average with speculative decoding, at least 1."""
     max_lag_s: float = 0.05
     """A late tick starts the next step where the last one ended, so lateness of timers does not add up; past
     this lag the lost time is lost."""

@@ -85,7 +85,7 @@ class Engine:
             budget_tokens=config.max_num_batched_tokens or profile.max_num_batched_tokens,
             max_loras=config.max_loras,
         )
-        self._step_time = StepTime(profile)
+        self._step_time = StepTime(profile, config.speculation)
         self._s_per_loaded_token = (
             profile.stored_bytes_per_token or profile.kv_bytes_per_token
         ) / config.host_bytes_per_s

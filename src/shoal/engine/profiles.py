@@ -1,20 +1,24 @@
-"""Named pairs of model and hardware, as the coefficients of the step-time model.
+"""Model and hardware as the coefficients of the step-time model, by name.
 
-Owns the figures and where they come from; the formula is in `steptime`.
-
-Sources.  FLOPs per token: 2 x parameters for the matrix products (Kaplan et al. 2020, eq. 2.2), plus
-4 x layers x hidden per (query, key) pair for attention.  Weights: BF16, 2 bytes a parameter.  KV bytes per
-token: 2 x layers x KV heads x head size x 2 bytes; Llama 3 8B 2*32*8*128*2 = 128 KiB, 70B 2*80*8*128*2 =
-320 KiB.  H100 SXM data sheet: 989.5 TFLOP/s dense BF16, 3.35 TB/s, 80 GB.  TPU v6e (Trillium) page: 918
-TFLOP/s BF16, 1.64 TB/s, 32 GB.  Share of peak reached: 0.45 of the FLOPs and 0.8 of the bandwidth on one chip,
-0.40 and 0.75 under tensor parallelism; these two and the per-step overheads (launch, sampling, scheduling and,
-with tensor parallelism, two all-reduces a layer) are round figures near what public vLLM benchmarks show,
-not measurements of ours.  Blocks: (0.9 x memory - weights - about 3 GB of activations a chip) / KV bytes / 16.
+Owns how a profile follows from a model and an accelerator; their figures are in `catalog`, the formula is in
+`steptime`.  A name is an accelerator, a model and, where it is not the smallest that fits, how many chips: `h200-70b`,
+`h200-70b-tp8`.
 """
 
-from typing import TypedDict
+import re
 
 import msgspec
+
+from shoal.engine.catalog import ACCELERATORS, EXPERT_LAYER_S, MODELS, Accelerator, Model
+
+_MEMORY_RATIO = 0.9
+"""Share of the memory that an engine takes; vLLM's default for years."""
+_ACTIVATION_BYTES = 3e9
+"""Of that, kept for activations on each chip; about what vLLM measures for 8,192 tokens a step."""
+_LEAST_CACHE_RATIO = 0.1
+"""Share of the memory that must stay for KV blocks; fewer chips do not fit the model."""
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_CHIPS = re.compile(r"-tp([1-9][0-9]?)$")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +34,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     flops_ratio: float
     """Share of the peak that is reached (MFU), 0 to 1."""
     weight_bytes: float
-    """Read once a step, however many sequences run."""
+    """Read once a step, however many sequences run; of a mixture of experts without the routed ones."""
+    expert_bytes: float = 0.0
+    """All routed experts; a step reads those that its tokens go to."""
+    expert_ratio: float = 0.0
+    """Share of them that one token goes to."""
     kv_bytes_per_token: float
     """Read once a step for each token of context of each sequence."""
     peak_bytes_per_s: float
@@ -54,20 +62,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 131072
     """Context limit in tokens; an engine lowers it to what its KV cache holds."""
 
-
-class _Model(TypedDict):
-    flops_per_token: float
-    flops_per_pair: float
-    weight_bytes: float
-    kv_bytes_per_token: float
-
-
-_LLAMA_8B = _Model(
-    flops_per_token=2 * 8.03e9, flops_per_pair=4 * 32 * 4096, weight_bytes=2 * 8.03e9, kv_bytes_per_token=131072
-)
-_LLAMA_70B = _Model(
-    flops_per_token=2 * 70.6e9, flops_per_pair=4 * 80 * 8192, weight_bytes=2 * 70.6e9, kv_bytes_per_token=327680
-)
 
 TINY = Profile(
     name="tiny",
@@ -93,57 +87,79 @@ Prefill about 10,000 tokens/s, a decode step of 4 ms that grows by 5 % a further
 tokens, small enough to overflow in seconds.  The small token budget keeps a long prefill from stopping others.
 """
 
-H100_8B = Profile(
-    name="h100-8b",
-    **_LLAMA_8B,
-    peak_flops_per_s=989.5e12,
-    flops_ratio=0.45,
-    peak_bytes_per_s=3.35e12,
-    bytes_ratio=0.8,
-    overhead_s=0.0015,
-    sequence_s=5e-6,
-    num_blocks=25300,
-)
-"""One H100 SXM: prefill about 27,000 tokens/s, a lone decode step about 7.5 ms."""
 
-H100_70B = Profile(
-    name="h100-70b",
-    **_LLAMA_70B,
-    peak_flops_per_s=4 * 989.5e12,
-    flops_ratio=0.40,
-    peak_bytes_per_s=4 * 3.35e12,
-    bytes_ratio=0.75,
-    overhead_s=0.004,
-    sequence_s=5e-6,
-    num_blocks=25700,
-)
-"""Four H100 SXM, tensor parallel: prefill about 11,000 tokens/s, a lone decode step about 18 ms."""
+def profile_of(model: Model, accelerator: Accelerator, chips: int = 0, *, name: str = "") -> Profile:
+    """Return the profile of a model on a tensor-parallel group of `chips`, 0 for the smallest power of two that fits.
 
-TPU_V6E_8B = Profile(
-    name="tpu-v6e-8b",
-    **_LLAMA_8B,
-    peak_flops_per_s=918e12,
-    flops_ratio=0.45,
-    peak_bytes_per_s=1.64e12,
-    bytes_ratio=0.8,
-    overhead_s=0.002,
-    sequence_s=5e-6,
-    num_blocks=4700,
-)
-"""One TPU v6e chip: prefill about 25,000 tokens/s, a lone decode step about 14 ms."""
+    Raises ValueError when it does not fit.
+    """
+    weights = model.parameters * _weight_bytes(model, accelerator)
+    cache = 0.0
+    for count in (chips,) if chips else _SIZES:
+        memory = count * accelerator.memory_bytes
+        cache = _MEMORY_RATIO * memory - weights - count * _ACTIVATION_BYTES
+        if cache >= (_LEAST_CACHE_RATIO * memory if not chips else model.kv_bytes_per_token * 4096):
+            return _profile(model, accelerator, count, cache, name)
+    raise ValueError(f"{model.name} and a KV cache do not fit the memory of {chips or _SIZES[-1]} {accelerator.name}")
 
-TPU_V6E_70B = Profile(
-    name="tpu-v6e-70b",
-    **_LLAMA_70B,
-    peak_flops_per_s=8 * 918e12,
-    flops_ratio=0.40,
-    peak_bytes_per_s=8 * 1.64e12,
-    bytes_ratio=0.75,
-    overhead_s=0.005,
-    sequence_s=5e-6,
-    num_blocks=12400,
-)
-"""Eight TPU v6e chips, tensor parallel: prefill about 20,000 tokens/s, a lone decode step about 19 ms."""
 
-PROFILES: dict[str, Profile] = {profile.name: profile for profile in (TINY, H100_8B, H100_70B, TPU_V6E_8B, TPU_V6E_70B)}
-"""Every profile by its name."""
+def _profile(model: Model, accelerator: Accelerator, chips: int, cache: float, name: str) -> Profile:
+    is_alone = chips == 1
+    is_fp8 = model.is_fp8 and accelerator.fp8_flops_per_s > 0
+    per_parameter = _weight_bytes(model, accelerator)
+    layer_s = accelerator.layer_s + (0.0 if is_alone else accelerator.all_reduce_s)
+    blocks = round(cache / model.kv_bytes_per_token / 16, -2)
+    return Profile(
+        name=name or f"{accelerator.name}-{model.name}-tp{chips}",
+        flops_per_token=2 * model.active_parameters,
+        flops_per_pair=model.flops_per_pair,
+        peak_flops_per_s=chips * (accelerator.fp8_flops_per_s if is_fp8 else accelerator.bf16_flops_per_s),
+        flops_ratio=0.45 if is_alone else 0.40,
+        weight_bytes=(model.parameters - model.expert_parameters) * per_parameter,
+        expert_bytes=model.expert_parameters * per_parameter,
+        expert_ratio=model.expert_ratio,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        peak_bytes_per_s=chips * accelerator.bytes_per_s,
+        bytes_ratio=0.8 if is_alone else 0.75,
+        overhead_s=model.layers * layer_s + model.expert_layers * EXPERT_LAYER_S,
+        sequence_s=5e-6,
+        num_blocks=int(blocks),
+    )
+
+
+def _weight_bytes(model: Model, accelerator: Accelerator) -> int:
+    """Bytes of a parameter: FP8 models are computed in BF16 where the hardware has no FP8."""
+    return 1 if model.is_fp8 and accelerator.fp8_flops_per_s else 2
+
+
+def find_profile(name: str) -> Profile:
+    """Return the profile of a name.  Raises ValueError that says what there is, or why it cannot be."""
+    known = PROFILES.get(name)
+    if known is not None:
+        return known
+    chips = _CHIPS.search(name)
+    if chips is not None:
+        for accelerator in ACCELERATORS:
+            for model in MODELS:
+                if name[: chips.start()] == f"{accelerator.name}-{model.name}":
+                    return profile_of(model, accelerator, int(chips[1]), name=name)
+    raise ValueError(
+        f"unknown profile {name!r}; known: {', '.join(PROFILES)}, each but {TINY.name} also with -tpN for N chips"
+    )
+
+
+def _catalogue() -> dict[str, Profile]:
+    """Return all pairs of model and accelerator of which one group holds the model."""
+    profiles = {TINY.name: TINY}
+    for accelerator in ACCELERATORS:
+        for model in MODELS:
+            name = f"{accelerator.name}-{model.name}"
+            try:
+                profiles[name] = profile_of(model, accelerator, name=name)
+            except ValueError:
+                continue
+    return profiles
+
+
+PROFILES = _catalogue()
+"""Every profile by its name, each model on as few chips as hold it."""

@@ -12,16 +12,33 @@ from shoal.engine.profiles import Profile
 
 
 class StepTime:
-    """The step-time formula of one profile, with its coefficients divided out once."""
+    """The step-time formula of one profile, with its coefficients divided out once.
 
-    __slots__ = ("_overhead_s", "_s_per_kv_token", "_s_per_pair", "_s_per_sequence", "_s_per_token", "_weights_s")
+    speculation: tokens that a decode step yields for each sequence on average, at least 1; steps of decoding alone are
+    as much faster, so that what follows from counting tokens stays as it is.
+    """
 
-    def __init__(self, profile: Profile) -> None:
+    __slots__ = (
+        "_experts_s",
+        "_missed_ratio",
+        "_overhead_s",
+        "_s_per_kv_token",
+        "_s_per_pair",
+        "_s_per_sequence",
+        "_s_per_token",
+        "_speculation",
+        "_weights_s",
+    )
+
+    def __init__(self, profile: Profile, speculation: float = 1.0) -> None:
         flops_per_s = profile.peak_flops_per_s * profile.flops_ratio
         bytes_per_s = profile.peak_bytes_per_s * profile.bytes_ratio
         self._s_per_token = profile.flops_per_token / flops_per_s
         self._s_per_pair = profile.flops_per_pair / flops_per_s
         self._weights_s = profile.weight_bytes / bytes_per_s
+        self._experts_s = profile.expert_bytes / bytes_per_s
+        self._missed_ratio = 1.0 - profile.expert_ratio
+        self._speculation = speculation
         self._s_per_kv_token = profile.kv_bytes_per_token / bytes_per_s
         self._overhead_s = profile.overhead_s
         self._s_per_sequence = profile.sequence_s
@@ -33,8 +50,18 @@ class StepTime:
         tokens already in the KV cache that the sequences look at.  pairs: sum over new tokens of their context.
         """
         compute_s = tokens * self._s_per_token + pairs * self._s_per_pair
-        bandwidth_s = self._weights_s + context_tokens * self._s_per_kv_token
-        return max(compute_s, bandwidth_s) + self._overhead_s + sequences * self._s_per_sequence
+        bandwidth_s = self._read_s(tokens) + context_tokens * self._s_per_kv_token
+        seconds = max(compute_s, bandwidth_s) + self._overhead_s + sequences * self._s_per_sequence
+        return seconds / self._speculation if tokens == sequences else seconds
+
+    def _read_s(self, tokens: int) -> float:
+        """Return the seconds of reading the weights that `tokens` tokens need.
+
+        Of the routed experts these are the ones that a token goes to, as if each chose at random.
+        """
+        if not self._experts_s:
+            return self._weights_s
+        return self._weights_s + self._experts_s * (1.0 - self._missed_ratio**tokens)
 
     def ends(
         self, start: float, steps: int, slow_factor: float, *, sequences: int, context_tokens: int, pairs: float
@@ -46,8 +73,9 @@ class StepTime:
         """
         further = np.arange(steps) * sequences
         compute_s = sequences * self._s_per_token + (pairs + further) * self._s_per_pair
-        bandwidth_s = self._weights_s + (context_tokens + further) * self._s_per_kv_token
+        bandwidth_s = self._read_s(sequences) + (context_tokens + further) * self._s_per_kv_token
         seconds = np.maximum(compute_s, bandwidth_s) + self._overhead_s + sequences * self._s_per_sequence
+        seconds /= self._speculation
         seconds *= slow_factor
         seconds[0] += start
         ends: list[float] = np.add.accumulate(seconds).tolist()
@@ -76,6 +104,5 @@ class StepTime:
         return (math.sqrt(middle * middle + 2 * slope_s * seconds) - middle) / slope_s
 
     def _decode_s(self, sequences: int, context_tokens: int) -> float:
-        compute_s = sequences * self._s_per_token + (context_tokens + sequences / 2) * self._s_per_pair
-        bandwidth_s = self._weights_s + context_tokens * self._s_per_kv_token
-        return max(compute_s, bandwidth_s) + self._overhead_s + sequences * self._s_per_sequence
+        pairs = context_tokens + sequences / 2
+        return self.seconds(sequences=sequences, tokens=sequences, context_tokens=context_tokens, pairs=pairs)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from shoal.engine import PROFILES, EngineConfig
+from shoal.engine import EngineConfig, find_profile
 from shoal.kernel import Chance, ConfigError
 from shoal.routing.config import load
 from shoal.simulation import recorded, traces
@@ -27,6 +27,7 @@ MAX_NODES = 20_000
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Equal engines.  profile: model and accelerator, as `shoal engine --help` lists them.  blocks: 0 for its own.
 
+    speculation: tokens that a decode step yields for each sequence on average, 1 without speculative decoding.
     mode: `aggregate` for the approximation that is faster with thousands of engines.
     """
 
@@ -35,6 +36,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     slow_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     labels: dict[str, str] = {}
+    speculation: Annotated[float, msgspec.Meta(ge=1, le=16)] = 1.0
     mode: Literal["step", "aggregate"] = "step"
 
 
@@ -100,8 +102,10 @@ def read_experiment(text: str, source: str) -> Experiment:
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), source=source) from None
     for group in experiment.fleet:
-        if group.profile not in PROFILES:
-            raise ConfigError(f"fleet: no profile {group.profile!r}; there are {', '.join(PROFILES)}", source=source)
+        try:
+            find_profile(group.profile)
+        except ValueError as error:
+            raise ConfigError(f"fleet: {error}", source=source) from None
     names = {node.id for node in nodes_of(experiment)}
     for incident in experiment.incidents:
         if incident.endpoint not in names:
@@ -117,7 +121,12 @@ def nodes_of(experiment: Experiment) -> tuple[NodeConfig, ...]:
     """Return the engines of the fleet: e0, e1, ... in the order of its groups."""
     nodes: list[NodeConfig] = []
     for group in experiment.fleet:
-        engine = EngineConfig(profile=PROFILES[group.profile], num_blocks=group.blocks, slow_factor=group.slow_factor)
+        engine = EngineConfig(
+            profile=find_profile(group.profile),
+            num_blocks=group.blocks,
+            slow_factor=group.slow_factor,
+            speculation=group.speculation,
+        )
         is_aggregate = group.mode == "aggregate"
         nodes += [
             NodeConfig(id=f"e{len(nodes) + n}", engine=engine, labels=group.labels, is_aggregate=is_aggregate)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shoal.engine import PROFILES, EngineConfig
+from shoal.engine import EngineConfig, find_profile
 from shoal.engine.cache import HostPolicy
 from shoal.hosts.engine.faults import Faults
 from shoal.hosts.engine.kvevents import KvEvents
@@ -76,9 +76,10 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def engine(self) -> EngineConfig:
         """Return the configuration of the engine model.  Raises ConfigError for what no engine can be."""
-        profile = PROFILES.get(self.profile)
-        if profile is None:
-            raise ConfigError(f"unknown profile {self.profile!r}; known: {', '.join(PROFILES)}", source="--profile")
+        try:
+            profile = find_profile(self.profile)
+        except ValueError as error:
+            raise ConfigError(str(error), source="--profile") from None
         for name in (
             *("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
             *("host_blocks", "host_bytes_per_s"),
