@@ -14,8 +14,9 @@ import numpy as np
 from bench.bars.registry import Figure, bar
 from shoal.engine import PROFILES, EngineConfig
 from shoal.simulation import Cluster, ClusterConfig, NodeConfig, Session
+from shoal.simulation.arrivals import Arrivals
 from shoal.simulation.results import Result, summarise
-from shoal.simulation.workloads import Arrivals, MultiTurn
+from shoal.simulation.workloads import MultiTurn
 
 _TURNS = 4
 _REPLY_TOKENS = 300

@@ -129,15 +129,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace) -> "tuple[Document, list[Job]]":
     """Return what is to be run; everything is read and checked here, before the first run."""
-    from shoal.cli.twin_files import beside, read_text
+    from shoal.cli.twin_files import beside, experiment_of, read_text
     from shoal.cli.twin_jobs import Job
     from shoal.report import Document, about
     from shoal.routing.config import load
-    from shoal.simulation import read_experiment
     from shoal.simulation.experiment import at_load, load_unit
 
     text = read_text(args.experiment)
-    experiment = read_experiment(text, str(args.experiment))
+    experiment = experiment_of(text, args.experiment)
     policies = {}
     for name in args.policy or [experiment.router.config or DEFAULT]:
         path = beside(args.experiment, name)

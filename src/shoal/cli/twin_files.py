@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from shoal.kernel import ConfigError, InvalidInput
-from shoal.simulation import Experiment, Session
-from shoal.simulation.experiment import Trace, sessions_of
+from shoal.simulation import Experiment, Session, read_experiment
+from shoal.simulation.experiment import Perf, Trace, sessions_of, with_perf
 
-__all__ = ["MAX_TRACE_BYTES", "beside", "read_text", "recorded_sessions"]
+__all__ = ["MAX_TRACE_BYTES", "beside", "experiment_of", "read_text", "recorded_sessions"]
 
 # A trace is read whole.
 MAX_TRACE_BYTES = 2 << 30
@@ -32,6 +32,18 @@ def beside(source: Path, name: str) -> Path:
     """A path as the user gives it, or as it stands in a file: seen from the working directory, else from that file."""
     path = Path(name)
     return path if path.is_absolute() or path.exists() else source.parent / path
+
+
+def experiment_of(text: str, source: Path) -> Experiment:
+    """Return an experiment with what the file of its workload says.  Raises ConfigError or InvalidInput."""
+    experiment = read_experiment(text, str(source))
+    if not isinstance(experiment.workload, Perf):
+        return experiment
+    path = beside(source, experiment.workload.path)
+    try:
+        return with_perf(experiment, read_text(path))
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from error
 
 
 def recorded_sessions(experiment: Experiment, source: Path) -> list[Session] | None:

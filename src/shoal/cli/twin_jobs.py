@@ -10,8 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.cli.twin_files import recorded_sessions
-from shoal.simulation import Run, Timeline, read_experiment, run_experiment
+from shoal.cli.twin_files import experiment_of, recorded_sessions
+from shoal.simulation import Run, Timeline, run_experiment
 from shoal.simulation.experiment import at_load, nodes_of
 from shoal.simulation.results import columns
 
@@ -66,7 +66,7 @@ def _in_turn(jobs: Sequence[Job], progress: Progress) -> tuple[list[Run], bool]:
 
 
 def _run(job: Job, told: Callable[[int, float], None]) -> Run:
-    experiment = read_experiment(job.text, job.source)
+    experiment = experiment_of(job.text, Path(job.source))
     if job.load is not None:
         experiment = at_load(experiment, job.load)
     timeline = Timeline([node.id for node in nodes_of(experiment)])

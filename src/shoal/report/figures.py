@@ -94,7 +94,7 @@ def over_loads(runs: Sequence[Run], load_unit: str) -> list[Plot]:
 
 
 def over_time(runs: Sequence[Run]) -> list[Plot]:
-    """Queues, hit ratio and throughput of the first seed of each policy, then each endpoint's work."""
+    """Queues, hit ratio and throughput of the first seed of each policy."""
     shown = _first_seeds(runs)
     end_s = max((run.result.duration_s for run in shown), default=0.0)
     if end_s <= 0 or not any(len(run.timeline.times_s) > 1 for run in shown):
@@ -124,7 +124,7 @@ def over_time(runs: Sequence[Run]) -> list[Plot]:
             Axis("output tokens/s", _count, low=0.0),
         ),
     )
-    return [waiting, hit, rate, *(_endpoints(run) for run in shown)]
+    return [waiting, hit, rate]
 
 
 def tenants(runs: Sequence[Run]) -> list[Plot]:
@@ -159,15 +159,16 @@ def tenants(runs: Sequence[Run]) -> list[Plot]:
 
 
 def endpoints(runs: Sequence[Run]) -> list[Plot]:
-    """Requests of each endpoint, for fleets that fit on a page."""
+    """Each endpoint's load over time, and its requests for fleets that fit on a page."""
     shown = _first_seeds(runs)
+    over = [_endpoints(run) for run in shown if len(run.timeline.times_s) > 1]
     names = list(dict.fromkeys(name for run in shown for name in run.result.served))
     if not 1 < len(names) <= _MAX_ROWS // max(1, len(shown)) + 4:
-        return []
+        return over
     groups = [
         (name, [_served(run.policy, run.result, name, colour) for colour, run in enumerate(shown)]) for name in names
     ]
-    return [Plot("Requests per endpoint", "With its own hit ratio.", bars("Requests per endpoint", groups))]
+    return [*over, Plot("Requests per endpoint", "With its own hit ratio.", bars("Requests per endpoint", groups))]
 
 
 def seconds(value: float) -> str:

@@ -78,8 +78,8 @@ def _views(document: Document, runs: Sequence[Run]) -> list[View]:
         sections = [
             ("Latency", distributions(own)),
             ("Over time", over_time(own)),
-            ("Tenants", tenants(own)),
             ("Endpoints", endpoints(own)),
+            ("Tenants", tenants(own)),
         ]
         title = "" if load is None else f"{load:g} {document.load_unit}"
         views.append(View(title, [(name, [_safe(plot) for plot in plots]) for name, plots in sections if plots]))

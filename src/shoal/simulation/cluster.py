@@ -283,7 +283,8 @@ class Cluster:
             if not turn.sessions:
                 self._go_on(talk)
             for session in turn.sessions:
-                child = session if session.headers else session._replace(headers=talk.session.headers)
+                own, parent = session, talk.session
+                child = own._replace(headers=own.headers or parent.headers, tenant=own.tenant or parent.tenant)
                 self.loop.after(turn.think_s, Rank.CLIENT, self._begin, child, talk)
         else:
             self._leave(talk)

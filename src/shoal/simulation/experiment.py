@@ -7,19 +7,22 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 import yaml
 
 from shoal.engine import EngineConfig, find_profile
 from shoal.kernel import Chance, ConfigError
 from shoal.routing.config import load
 from shoal.simulation import recorded, traces
+from shoal.simulation.arrivals import Arrivals
 from shoal.simulation.cluster import Cluster, ClusterConfig
+from shoal.simulation.inferenceperf import read_perf
 from shoal.simulation.loop import Rank
 from shoal.simulation.nodes import NodeConfig
 from shoal.simulation.results import Result, Sample, summarise
 from shoal.simulation.sessions import Session
 from shoal.simulation.timeline import Timeline
-from shoal.simulation.workloads import Arrivals, Recipe
+from shoal.simulation.workloads import Recipe
 
 MAX_NODES = 20_000
 
@@ -58,6 +61,22 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.format in ("mooncake", "azure", "journal")
 
 
+class Perf(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="inference-perf", tag_field="shape"
+):
+    """A configuration file of inference-perf: data and load.  stage: of its load, from 0."""
+
+    path: str
+    stage: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who sends a share of the sessions.  share: against the others'.  headers: of each of its requests."""
+
+    share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    headers: dict[str, str] = {}
+
+
 class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that happens to an engine.  factor: for `slow`."""
 
@@ -76,9 +95,14 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The document `kind: Experiment`.  headers: of every request, as `x-llm-d-slo-ttft-ms: "500"`."""
+    """The document `kind: Experiment`.
 
-    workload: Recipe | Trace
+    headers: of every request, as `x-llm-d-slo-ttft-ms: "500"`.  tenants: by name; sessions that have no tenant by their
+    workload get one of these by chance, none when there are none.
+    """
+
+    workload: Recipe | Trace | Perf
+    tenants: dict[str, Tenant] = {}
     headers: dict[str, str] = {}
     name: str = ""
     fleet: tuple[Group, ...] = (Group(),)
@@ -176,7 +200,7 @@ def run_experiment(
     if experiment.headers:
         headers = {name.lower(): value for name, value in experiment.headers.items()}
         made = [session._replace(headers={**headers, **session.headers}) for session in made]
-    made = experiment.arrivals.spread(made, chance.stream("arrivals"))
+    made = experiment.arrivals.spread(_owned(made, experiment.tenants, chance), chance.stream("arrivals"))
     is_exact = load(router, "router").precise is not None
     nodes = nodes_of(experiment)
     if is_exact:
@@ -229,7 +253,30 @@ def sessions_of(trace: Trace, files: list[bytes]) -> list[Session]:
             return traces.mooncake(lines, rate=trace.rate, limit=trace.limit, has_sessions=trace.has_sessions)
 
 
+def with_perf(experiment: Experiment, text: str) -> Experiment:
+    """Return the experiment with workload and arrivals of its file of inference-perf.  Raises InvalidInput."""
+    assert isinstance(experiment.workload, Perf)
+    workload, arrivals = read_perf(text, experiment.workload.stage)
+    return msgspec.structs.replace(experiment, workload=workload, arrivals=arrivals)
+
+
+def _owned(sessions: list[Session], tenants: dict[str, Tenant], chance: Chance) -> list[Session]:
+    """Give sessions without a tenant one of these, with its headers."""
+    if not tenants:
+        return sessions
+    names = list(tenants)
+    shares = np.array([tenants[name].share for name in names])
+    drawn = chance.stream("tenants").choice(len(names), size=len(sessions), p=shares / shares.sum()).tolist()
+    headers = [{key.lower(): value for key, value in tenants[name].headers.items()} for name in names]
+    return [
+        session
+        if session.tenant
+        else session._replace(tenant=names[which], headers={**headers[which], **session.headers})
+        for session, which in zip(sessions, drawn, strict=True)
+    ]
+
+
 def _made(experiment: Experiment, chance: Chance) -> list[Session]:
-    if isinstance(experiment.workload, Trace):
-        raise ConfigError("a trace needs the sessions that were read from its file", source=experiment.name)
+    if isinstance(experiment.workload, Trace | Perf):
+        raise ConfigError("a workload in a file needs what was read from it", source=experiment.name)
     return experiment.workload.make(chance.stream("workload"))

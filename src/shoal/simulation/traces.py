@@ -131,7 +131,7 @@ def azure(text: str, *, rate: float = 1.0, limit: int = 0) -> list[Session]:
     """Return one session per row, at its own time; no two prompts share anything, as the trace says nothing of it."""
     sessions: list[Session] = []
     start: datetime | None = None
-    for number, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
+    for number, row in enumerate(csv.DictReader(io.StringIO(text), skipinitialspace=True), 2):
         if limit and len(sessions) >= limit:
             break
         try:
