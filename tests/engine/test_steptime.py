@@ -115,6 +115,6 @@ def test_many_decode_steps_take_the_sum_of_single_ones(profile: str) -> None:
         now += 2.0 * step_time.seconds(sequences=7, tokens=7, context_tokens=context, pairs=context + 3.5)
         ends.append(now)
     assert step_time.ends(3.0, 200, 2.0, sequences=7, context_tokens=5000, pairs=5003.5) == ends
-    total_s = step_time.total_s(200, sequences=7, context_tokens=5000)
-    assert total_s == pytest.approx((ends[-1] - 3.0) / 2.0, rel=1e-12)
-    assert step_time.steps_within(total_s, sequences=7, context_tokens=5000) == pytest.approx(200, rel=1e-9)
+    pace = step_time.pace(sequences=7, context_tokens=5000)
+    assert pace.total_s(200) == pytest.approx((ends[-1] - 3.0) / 2.0, rel=1e-12)
+    assert pace.steps_within(pace.total_s(200)) == pytest.approx(200, rel=1e-9)

@@ -15,7 +15,7 @@ from shoal.engine.config import EngineConfig
 from shoal.engine.counters import Counters
 from shoal.engine.events import Aborted, Event, PaceChanged, Submitted, Ticked
 from shoal.engine.segments import Segment, SegmentCache
-from shoal.engine.steptime import StepTime
+from shoal.engine.steptime import Pace, StepTime
 from shoal.kernel import ClockWentBack
 
 
@@ -57,7 +57,7 @@ class AggregateEngine:
 
     __slots__ = (
         "_begin_s", "_budget_tokens", "_cache", "_context_tokens", "_decoding", "_end_s", "_ending", "_last_now",
-        "_log", "_max_seqs", "_members", "_number", "_own_tokens", "_prefilling", "_running", "_slow_factor",
+        "_log", "_max_seqs", "_members", "_number", "_own_tokens", "_pace", "_prefilling", "_running", "_slow_factor",
         "_step_time", "_steps", "_steps_done", "_waiting", "_work", "block_size", "counters", "num_blocks",
     )  # fmt: skip
 
@@ -81,6 +81,7 @@ class AggregateEngine:
         self._ending: list[_Ending] = []
         self._number = self._decoding = self._context_tokens = self._own_tokens = 0
         self._steps = self._steps_done = 0
+        self._pace = Pace(1.0, 0.0)
         self._begin_s = self._end_s = 0.0
         self._last_now = float("-inf")
 
@@ -235,7 +236,8 @@ class AggregateEngine:
             step_s = self._mixed_s(work)
         elif self._decoding:
             self._steps = self._steps_left()
-            step_s = self._decode_s(self._steps)
+            self._pace = self._step_time.pace(sequences=self._decoding, context_tokens=self._context_tokens)
+            step_s = self._pace.total_s(self._steps)
         else:
             self._steps = 0
             return
@@ -276,9 +278,6 @@ class AggregateEngine:
         sequences = self._decoding + len(work)
         return self._step_time.seconds(sequences=sequences, tokens=tokens, context_tokens=context_tokens, pairs=pairs)
 
-    def _decode_s(self, steps: int) -> float:
-        return self._step_time.total_s(steps, sequences=self._decoding, context_tokens=self._context_tokens)
-
     def _steps_left(self) -> int:
         """Steps until an answer ends or blocks run out."""
         ending = self._ending
@@ -297,20 +296,16 @@ class AggregateEngine:
         """Steps of the phase that have ended by `now`, the last one not counted."""
         if self._steps <= 1:
             return 0
-        ended = self._step_time.steps_within(
-            (now - self._begin_s) / self._slow_factor, sequences=self._decoding, context_tokens=self._context_tokens
-        )
-        return min(int(ended), self._steps - 1)
+        return min(int(self._pace.steps_within((now - self._begin_s) / self._slow_factor)), self._steps - 1)
 
     def _shorten(self, now: float) -> None:
         """Something happens: book the steps that have ended, and keep the one in progress."""
         if self._steps > 1:
-            ended = self._ended_by(now)
-            if ended:
-                self._begin_s = min(now, self._begin_s + self._slow_factor * self._decode_s(ended))
+            ended, begin_s = self._ended_by(now), self._begin_s
+            self._begin_s = min(now, begin_s + self._slow_factor * self._pace.total_s(ended))
+            self._end_s = max(now, begin_s + self._slow_factor * self._pace.total_s(ended + 1))
             self._book(ended)
             self._steps = 1
-            self._end_s = max(now, self._begin_s + self._slow_factor * self._decode_s(1))
 
     def _book(self, steps: int) -> None:
         """So many steps are over: each gave all that decode one token."""

@@ -5,6 +5,7 @@ and a small cost a sequence (Williams et al. 2009).  Owns no schedule.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,28 +82,32 @@ class StepTime:
         ends: list[float] = np.add.accumulate(seconds).tolist()
         return ends
 
-    def total_s(self, steps: int, *, sequences: int, context_tokens: int) -> float:
-        """Return the seconds of `steps` decode steps that follow each other; context_tokens: of the first one.
-
-        Exact but where the bound changes from one to the other on the way.
-        """
-        further = (steps - 1) * sequences
-        return (
-            steps
-            * (self._decode_s(sequences, context_tokens) + self._decode_s(sequences, context_tokens + further))
-            / 2
+    def pace(self, *, sequences: int, context_tokens: int) -> "Pace":
+        """Return how decode steps that follow each other get longer; context_tokens: of the first one."""
+        first_s, second_s = (
+            self.seconds(sequences=sequences, tokens=sequences, context_tokens=context, pairs=context + sequences / 2)
+            for context in (context_tokens, context_tokens + sequences)
         )
+        return Pace(first_s, second_s - first_s)
 
-    def steps_within(self, seconds: float, *, sequences: int, context_tokens: int) -> float:
-        """Return how many decode steps that follow each other fit `seconds`, as a real number."""
-        first_s = self._decode_s(sequences, context_tokens)
-        slope_s = self._decode_s(sequences, context_tokens + sequences) - first_s
-        steps = seconds / first_s
-        if slope_s * steps < 1e-6 * first_s:
+
+class Pace(NamedTuple):
+    """Steps of which the first takes `first_s`, and each `growth_s` more than the one before it.
+
+    So do decode steps of one batch, but where the bound changes from one to the other on the way.
+    """
+
+    first_s: float
+    growth_s: float
+
+    def total_s(self, steps: int) -> float:
+        """Return the seconds of the first `steps`."""
+        return steps * (self.first_s + self.growth_s * (steps - 1) / 2)
+
+    def steps_within(self, seconds: float) -> float:
+        """Return how many of the first steps fit `seconds`, as a real number."""
+        steps = seconds / self.first_s
+        if self.growth_s * steps < 1e-6 * self.first_s:
             return steps
-        middle = first_s - slope_s / 2
-        return (math.sqrt(middle * middle + 2 * slope_s * seconds) - middle) / slope_s
-
-    def _decode_s(self, sequences: int, context_tokens: int) -> float:
-        pairs = context_tokens + sequences / 2
-        return self.seconds(sequences=sequences, tokens=sequences, context_tokens=context_tokens, pairs=pairs)
+        middle = self.first_s - self.growth_s / 2
+        return (math.sqrt(middle * middle + 2 * self.growth_s * seconds) - middle) / self.growth_s

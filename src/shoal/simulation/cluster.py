@@ -4,6 +4,7 @@ Owns the way of a request: a client sends it, a router places it, an engine serv
 later.  The router is the one that runs live; what it is told, and when, is all that is modelled here.
 """
 
+import gc
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -129,7 +130,13 @@ class Cluster:
         for _ in range(min(self.config.concurrency, len(self._idle))):
             self._begin(self._idle.popleft())
         self._scrape()
-        self.loop.run(lambda: self._pending == 0)
+        thresholds = gc.get_threshold()
+        # A run makes many objects that live long and none that only the collector would find.
+        gc.set_threshold(200_000, *thresholds[1:])
+        try:
+            self.loop.run(lambda: self._pending == 0)
+        finally:
+            gc.set_threshold(*thresholds)
 
     def _expect(self) -> None:
         """Enlist sessions up to the next one that has a time."""
@@ -204,7 +211,9 @@ class Cluster:
                     timeline.see(node.config.id, signals)
                 seen = events.LoadSeen(node.config.id, signals)
                 for number in range(len(self.routers)):
-                    self._feed(number, seen)
+                    self._tell(number, seen)
+        for number in range(len(self.routers)):
+            self._follow(number)
         if self._pending:
             self.loop.after(self.config.scrape_s, Rank.NEWS, self._scrape)
 
@@ -215,7 +224,8 @@ class Cluster:
     def _hear(self, heard: list[events.Event]) -> None:
         for number in range(len(self.routers)):
             for event in heard:
-                self._feed(number, event)
+                self._tell(number, event)
+            self._follow(number)
 
     # ------------------------------------------------------------------ pickers
 
@@ -227,10 +237,17 @@ class Cluster:
                     self._feed(number, events.PeerJoined(str(other)))
 
     def _feed(self, number: int, event: events.Event) -> None:
-        """Give a router an event and carry out what it wants."""
-        router = self.routers[number]
-        for command in router.handle(event, self.loop.now):
+        """Give a router an event, carry out what it wants, and see what follows."""
+        self._tell(number, event)
+        self._follow(number)
+
+    def _tell(self, number: int, event: events.Event) -> None:
+        for command in self.routers[number].handle(event, self.loop.now):
             self._carry_out(number, command)
+
+    def _follow(self, number: int) -> None:
+        """Have its peers hear the news of a router, and have it told when its deadline has come."""
+        router = self.routers[number]
         if len(self.routers) > 1 and (news := tuple(router.outbox.take())):
             told = events.PeerTold(str(number), news)
             for other in range(len(self.routers)):
