@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.engine import Aborted, CacheReset, ConfirmReset, EngineConfig
+from shoal.engine import Aborted, CacheReset, ConfirmReset, Engine, EngineConfig
 from shoal.engine.cache import HostPolicy
 from shoal.engine.changes import CacheChanged, Cleared, Removed, Stored
 from shoal.engine.hosttier import HostTier
@@ -169,5 +169,44 @@ def test_the_least_recently_used_block_leaves_the_host_first() -> None:
     assert tier.store([4]) == ([4], [2])
     assert tier.store([5, 6, 7, 8]) == ([6, 7, 8], [3, 1, 4])
     assert len(tier) == 3
-    assert tier.count_run((6, 7, 9), 0, 3) == 2
-    assert tier.count_run((6, 7, 8), 1, 2) == 1
+    assert [block_hash in tier for block_hash in (6, 7, 9)] == [True, True, False]
+
+
+def test_what_the_host_drops_comes_back_from_the_disk_and_takes_its_time() -> None:
+    spans = []
+    for rate in (6e9, 6e6):
+        time = VirtualTime(small(num_blocks=8, host_blocks=7, disk_blocks=100, disk_bytes_per_s=rate))
+        for name in ("a", "flood", "more"):
+            time.send(request(name, prompt=25, output=1, prefix=24 if name == "a" else 0))
+            time.run()
+        host = time.engine.host
+        assert host is not None
+        assert not set(host.hashes()) & set(request("a", 25, 1, prefix=24).block_hashes)
+        start = time.now
+        time.send(request("b", prompt=25, output=1, prefix=24))
+        time.run()
+        assert time.finished["b"].cached_tokens == 24
+        spans.append(time.now - start)
+        held: dict[Tier, set[int]] = {tier: set() for tier in Tier}
+        for change in time.changes:
+            if isinstance(change, Stored):
+                assert not held[change.tier] & set(change.hashes)
+                held[change.tier].update(change.hashes)
+            elif isinstance(change, Removed):
+                held[change.tier].remove(change.block_hash)
+        assert held[Tier.CPU] == set(host.hashes())
+        assert held[Tier.DISK] >= set(request("flood", 25, 1).block_hashes[:1])
+    assert spans[1] - spans[0] == pytest.approx(24 * 131072 / 6e6 - 24 * 131072 / 6e9)
+
+
+def test_what_one_engine_computed_another_one_loads_from_the_store_they_share() -> None:
+    store = HostTier(100)
+    first, second = (VirtualTime(small(store_bytes_per_s=6e6)) for _ in range(2))
+    first.engine, second.engine = (Engine(small(store_bytes_per_s=6e6), store=store) for _ in range(2))
+    first.send(request("a", prompt=25, output=1, prefix=24))
+    first.run()
+    second.send(request("b", prompt=25, output=1, prefix=24))
+    second.run()
+    assert second.finished["b"].cached_tokens == 24
+    assert second.now > 24 * 131072 / 6e6 > first.now
+    assert second.engine.counters.external_hits == 24

@@ -17,15 +17,15 @@ from shoal.engine.sequences import Sequence
 class Plan(NamedTuple):
     """One step: (sequence, new tokens) in order, and the sums that its time depends on (see `StepTime.seconds`).
 
-    loaded_tokens: whose KV comes from the host tier.  is_steady: whether the next step is like this one, if no sequence
-    ends, nothing happens meanwhile and blocks last.
+    load_s: seconds of loading KV from tiers below the GPU.  is_steady: whether the next step is like this one, if no
+    sequence ends, nothing happens meanwhile and blocks last.
     """
 
     work: list[tuple[Sequence, int]]
     tokens: int
     context_tokens: int
     pairs: float
-    loaded_tokens: int
+    load_s: float
     is_steady: bool
 
 
@@ -41,7 +41,7 @@ class Batcher:
         "_budget_tokens",
         "_cache",
         "_counters",
-        "_loaded_tokens",
+        "_load_s",
         "_max_loras",
         "_max_seqs",
         "_num_dead",
@@ -59,7 +59,7 @@ class Batcher:
         self.num_deferred = 0
         self._cache = cache
         self._counters = counters
-        self._loaded_tokens = 0
+        self._load_s = 0.0
         self._block_size = block_size
         self._max_seqs = max_seqs
         self._budget_tokens = budget_tokens
@@ -103,7 +103,7 @@ class Batcher:
     def plan(self, now: float) -> Plan | None:
         """Choose the work of the next step, or None when there is nothing to do."""
         work: list[tuple[Sequence, int]] = []
-        self._loaded_tokens = 0
+        self._load_s = 0.0
         budget = self._budget_tokens
         had_preemption = False
         index = 0
@@ -163,7 +163,7 @@ class Batcher:
             return 0
         limit = (sequence.num_tokens - 1) // self._block_size
         hits = pool.match(sequence.hashes, limit)
-        num_loaded = self._cache.count_loadable(sequence, len(hits), limit)
+        num_loaded, load_s = self._cache.find_below(sequence, len(hits), limit)
         cached_tokens = (len(hits) + num_loaded) * self._block_size
         count = min(sequence.num_tokens - cached_tokens, budget)
         needed = -(-(cached_tokens + count) // self._block_size) - len(hits)
@@ -173,7 +173,7 @@ class Batcher:
         self._blocked = None
         if num_loaded:
             self._cache.touch(sequence, len(hits), len(hits) + num_loaded)
-            self._loaded_tokens += num_loaded * self._block_size
+            self._load_s += load_s
         pool.hold(hits)
         sequence.blocks = hits + self._cache.allocate(needed)
         sequence.sealed = len(hits)
@@ -192,7 +192,7 @@ class Batcher:
         counters = self._counters
         counters.prefix_queries += sequence.num_tokens
         counters.prefix_hits += cached_tokens - loaded_tokens
-        if self._cache.host is not None:
+        if self._cache.has_lower:
             counters.external_queries += sequence.num_tokens - cached_tokens + loaded_tokens
             counters.external_hits += loaded_tokens
 
@@ -225,4 +225,4 @@ class Batcher:
             pairs += count * (sequence.computed + count / 2)
             is_steady = is_steady and sequence.first_token_at is not None
         is_steady = is_steady and tokens == len(work)
-        return Plan(work, tokens, context_tokens, pairs, self._loaded_tokens, is_steady)
+        return Plan(work, tokens, context_tokens, pairs, self._load_s, is_steady)

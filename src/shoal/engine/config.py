@@ -39,5 +39,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When blocks are copied to the host tier."""
     host_bytes_per_s: float = 50e9
     """How fast KV comes back from the host tier; about what a x16 link of PCIe 5 carries."""
+    disk_blocks: int = 0
+    """Blocks that an SSD below the host tier holds, which get there when the host drops them; 0 for none."""
+    disk_bytes_per_s: float = 6e9
+    """How fast KV comes back from the SSD; about what one NVMe drive on PCIe 4 reads."""
+    store_bytes_per_s: float = 10e9
+    """How fast KV comes from a store that engines share; about what a link of 100 Gbit/s carries."""
     is_describing_host_blocks: bool = False
     """Whether changes of the host tier carry token ids; else they name hashes only."""

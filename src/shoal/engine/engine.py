@@ -6,7 +6,7 @@ choice, how long it takes is `steptime`'s.
 
 from shoal.engine.batcher import Batcher, Plan
 from shoal.engine.blocks import BlockPool
-from shoal.engine.cache import KvCache
+from shoal.engine.cache import KvCache, Lower
 from shoal.engine.changes import CacheChanged
 from shoal.engine.commands import Command, ConfirmPause, ConfirmReset, Emit, Finish, Refuse
 from shoal.engine.config import EngineConfig
@@ -35,7 +35,7 @@ class Engine:
 
     `deadline()` is the end of the step in progress.  A step costs O(sequences in it).  is_streaming: whether each step
     says whom it gave tokens; otherwise there is no `Emit`, and decode steps with nothing between them are taken at
-    once, with the same results.
+    once, with the same results.  store: that other engines read and write, too.
     """
 
     __slots__ = (
@@ -50,7 +50,6 @@ class Engine:
         "_number",
         "_pausing",
         "_plan",
-        "_s_per_loaded_token",
         "_sequences",
         "_slow_factor",
         "_step_s",
@@ -62,7 +61,7 @@ class Engine:
         "num_blocks",
     )
 
-    def __init__(self, config: EngineConfig, *, is_streaming: bool = True) -> None:
+    def __init__(self, config: EngineConfig, *, is_streaming: bool = True, store: HostTier | None = None) -> None:
         profile = config.profile
         self.num_blocks = config.num_blocks or profile.num_blocks
         self.block_size = config.block_size or profile.block_size
@@ -72,7 +71,7 @@ class Engine:
         self._cache = KvCache(
             BlockPool(self.num_blocks),
             self.block_size,
-            host=HostTier(config.host_blocks) if config.host_blocks else None,
+            lower=_lower(config, self.block_size, store),
             policy=config.host_policy,
             has_log=config.has_cache_events,
             is_describing=config.is_describing_host_blocks,
@@ -86,9 +85,6 @@ class Engine:
             max_loras=config.max_loras,
         )
         self._step_time = StepTime(profile, config.speculation)
-        self._s_per_loaded_token = (
-            profile.stored_bytes_per_token or profile.kv_bytes_per_token
-        ) / config.host_bytes_per_s
         self._pausing = Pausing()
         self._asked_reset: CacheReset | None = None
         self._slow_factor = config.slow_factor
@@ -221,7 +217,7 @@ class Engine:
         compute_s = self._step_time.seconds(
             sequences=len(plan.work), tokens=plan.tokens, context_tokens=plan.context_tokens, pairs=plan.pairs
         )
-        self._step_s = self._slow_factor * (compute_s + plan.loaded_tokens * self._s_per_loaded_token)
+        self._step_s = self._slow_factor * (compute_s + plan.load_s)
         self._end = start + self._step_s
         if plan.is_steady and not self._is_streaming:
             self._stretch(plan, start)
@@ -356,3 +352,17 @@ class Engine:
         if self._plan is None:
             self._begin(now)
         return [ConfirmPause()] if is_open else []
+
+
+def _lower(config: EngineConfig, block_size: int, store: HostTier | None) -> Lower:
+    """Return the tiers below the GPU."""
+    profile = config.profile
+    block_bytes = (profile.stored_bytes_per_token or profile.kv_bytes_per_token) * block_size
+    return Lower(
+        host=HostTier(config.host_blocks) if config.host_blocks else None,
+        host_s=block_bytes / config.host_bytes_per_s,
+        disk=HostTier(config.disk_blocks) if config.disk_blocks and config.host_blocks else None,
+        disk_s=block_bytes / config.disk_bytes_per_s,
+        store=store,
+        store_s=block_bytes / config.store_bytes_per_s,
+    )

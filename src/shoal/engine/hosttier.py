@@ -1,10 +1,11 @@
-"""The tier below the GPU: blocks kept in host memory, the least recently used one leaves first.
+"""A tier below the GPU: blocks in host memory, on an SSD, or in a store of several engines; the least recently used one
+leaves first.
 
 Owns which block is there; when one is written and what loading costs is `cache`'s and the engine's.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 class HostTier:
@@ -19,17 +20,12 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, block_hash: int) -> bool:
+        return block_hash in self._held
+
     def hashes(self) -> list[int]:
         """Return every block that is here, the least recently used first."""
         return list(self._held)
-
-    def count_run(self, hashes: Sequence[int], start: int, limit: int) -> int:
-        """How many blocks of `hashes` from position `start` on are here without a gap, up to position `limit`."""
-        position = start
-        end = min(limit, len(hashes))
-        while position < end and hashes[position] in self._held:
-            position += 1
-        return position - start
 
     def store(self, hashes: Iterable[int]) -> tuple[list[int], list[int]]:
         """Put blocks here, the last one as the most recently used; returns (new ones, those that had to leave).

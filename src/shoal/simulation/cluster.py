@@ -13,6 +13,7 @@ import msgspec
 
 from shoal.engine import Aborted, Finish, Refuse, Submitted
 from shoal.engine.changes import Change
+from shoal.engine.hosttier import HostTier
 from shoal.kernel import Chance
 from shoal.pool import Api, EndpointState, Outcome, Request, ServedModel
 from shoal.pool.kvevents import KvState
@@ -36,6 +37,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     All delays in seconds.  network_s: picker to engine.  record_s: end of an answer to its record.  scrape_s: between
     two readings of an engine's metrics.  gossip_s: between pickers.  tokenise_s: until a prompt's tokens are there.
     detect_s: until a dead engine is noticed.  concurrency: clients, for sessions without a time of their own.
+    store_blocks: that a store holds which engines share, 0 for none.
     """
 
     nodes: tuple[NodeConfig, ...]
@@ -49,6 +51,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     gossip_s: float = 0.01
     tokenise_s: float = 0.002
     detect_s: float = 2.0
+    store_blocks: int = 0
 
 
 class Talk:
@@ -97,8 +100,10 @@ class Cluster:
         self._is_exact = loaded.precise is not None
         self._claims = Claims(loaded)
         self._kept_headers = loaded.request_headers
+        store = HostTier(config.store_blocks) if config.store_blocks else None
         self._nodes = {
-            each.id: Node(n, each, self.loop, self._answered, self._cached) for n, each in enumerate(config.nodes)
+            each.id: Node(n, each, self.loop, self._answered, self._cached, store)
+            for n, each in enumerate(config.nodes)
         }
         self._by_address = {node.endpoint.address: node for node in self._nodes.values()}
         self._flights: dict[str, Flight] = {}

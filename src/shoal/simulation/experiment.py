@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import yaml
 
-from shoal.engine import EngineConfig, find_profile
 from shoal.kernel import Chance, ConfigError
 from shoal.routing.config import load
-from shoal.simulation import recorded, traces
+from shoal.simulation import fleets, recorded, traces
 from shoal.simulation.arrivals import Arrivals
 from shoal.simulation.cluster import Cluster, ClusterConfig
+from shoal.simulation.fleets import Group, Store
 from shoal.simulation.inferenceperf import read_perf
 from shoal.simulation.loop import Rank
 from shoal.simulation.nodes import NodeConfig
@@ -23,24 +23,6 @@ from shoal.simulation.results import Result, Sample, summarise
 from shoal.simulation.sessions import Session
 from shoal.simulation.timeline import Timeline
 from shoal.simulation.workloads import Recipe
-
-MAX_NODES = 20_000
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Equal engines.  profile: model and accelerator, as `shoal engine --help` lists them.  blocks: 0 for its own.
-
-    speculation: tokens that a decode step yields for each sequence on average, 1 without speculative decoding.
-    mode: `aggregate` for the approximation that is faster with thousands of engines.
-    """
-
-    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 4
-    profile: str = "h100-8b"
-    blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
-    slow_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    labels: dict[str, str] = {}
-    speculation: Annotated[float, msgspec.Meta(ge=1, le=16)] = 1.0
-    mode: Literal["step", "aggregate"] = "step"
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
@@ -106,6 +88,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     headers: dict[str, str] = {}
     name: str = ""
     fleet: tuple[Group, ...] = (Group(),)
+    store: Store | None = None
     router: RouterSpec = RouterSpec()
     arrivals: Arrivals = Arrivals()
     incidents: tuple[Incident, ...] = ()
@@ -125,11 +108,7 @@ def read_experiment(text: str, source: str) -> Experiment:
         experiment = msgspec.convert(document, Experiment)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), source=source) from None
-    for group in experiment.fleet:
-        try:
-            find_profile(group.profile)
-        except ValueError as error:
-            raise ConfigError(f"fleet: {error}", source=source) from None
+    fleets.check_fleet(experiment.fleet, experiment.store, source)
     names = {node.id for node in nodes_of(experiment)}
     for incident in experiment.incidents:
         if incident.endpoint not in names:
@@ -143,20 +122,7 @@ def read_experiment(text: str, source: str) -> Experiment:
 
 def nodes_of(experiment: Experiment) -> tuple[NodeConfig, ...]:
     """Return the engines of the fleet: e0, e1, ... in the order of its groups."""
-    nodes: list[NodeConfig] = []
-    for group in experiment.fleet:
-        engine = EngineConfig(
-            profile=find_profile(group.profile),
-            num_blocks=group.blocks,
-            slow_factor=group.slow_factor,
-            speculation=group.speculation,
-        )
-        is_aggregate = group.mode == "aggregate"
-        nodes += [
-            NodeConfig(id=f"e{len(nodes) + n}", engine=engine, labels=group.labels, is_aggregate=is_aggregate)
-            for n in range(group.count)
-        ]
-    return tuple(nodes)
+    return fleets.nodes(experiment.fleet, experiment.store)
 
 
 def load_unit(experiment: Experiment) -> str:
@@ -216,6 +182,7 @@ def run_experiment(
             gossip_s=experiment.router.gossip_s,
             seed=seed,
             concurrency=experiment.arrivals.concurrency,
+            store_blocks=fleets.store_blocks(experiment.fleet, experiment.store),
         )
     )
     for incident in experiment.incidents:

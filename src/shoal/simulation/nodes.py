@@ -11,6 +11,7 @@ import numpy as np
 from shoal.engine import AggregateEngine, Engine, EngineConfig, Event, Finish, PaceChanged, Refuse, Ticked
 from shoal.engine.changes import CacheChanged, Change, Cleared, Removed, Stored
 from shoal.engine.commands import Command
+from shoal.engine.hosttier import HostTier
 from shoal.pool import Endpoint, Signals
 from shoal.routing import events
 from shoal.simulation.loop import Loop, Rank
@@ -19,23 +20,26 @@ from shoal.simulation.loop import Loop, Rank
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine of the fleet.  id: as the router knows it.  labels: as in llm-d's endpoint files.
 
-    is_aggregate: whether it is the fast approximation.
+    is_aggregate: whether it is the fast approximation.  has_store: whether it uses the store that engines share.
     """
 
     id: str
     engine: EngineConfig
     labels: dict[str, str] = {}
     is_aggregate: bool = False
+    has_store: bool = False
 
-    def make(self) -> Engine | AggregateEngine:
-        """Return a new engine."""
-        return AggregateEngine(self.engine) if self.is_aggregate else Engine(self.engine, is_streaming=False)
+    def make(self, store: HostTier | None) -> Engine | AggregateEngine:
+        """Return a new engine.  store: what engines share."""
+        if self.is_aggregate:
+            return AggregateEngine(self.engine)
+        return Engine(self.engine, is_streaming=False, store=store if self.has_store else None)
 
 
 class Node:
     """One engine.  ended: called with each Finish or Refuse.  changed: called with what its cache tells."""
 
-    __slots__ = ("_changed", "_ended", "_engine", "_loop", "_planned_at", "config", "endpoint", "is_up")
+    __slots__ = ("_changed", "_ended", "_engine", "_loop", "_planned_at", "_store", "config", "endpoint", "is_up")
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class Node:
         loop: Loop,
         ended: Callable[["Node", Finish | Refuse], None],
         changed: Callable[["Node", list[Change]], None],
+        store: HostTier | None = None,
     ) -> None:
         self.config = config
         address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:8000"
@@ -52,7 +57,8 @@ class Node:
         self._loop = loop
         self._ended = ended
         self._changed = changed
-        self._engine = config.make()
+        self._store = store
+        self._engine = config.make(store)
         self._planned_at = -1.0
 
     def feed(self, event: Event) -> None:
@@ -62,7 +68,7 @@ class Node:
 
     def restart(self) -> None:
         """Begin anew with an empty cache and without requests."""
-        self._engine = self.config.make()
+        self._engine = self.config.make(self._store)
         self._planned_at = -1.0
         self.is_up = True
 

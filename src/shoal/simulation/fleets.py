@@ -1,0 +1,97 @@
+"""The fleet of an experiment: groups of equal engines, the tiers of their KV caches, and a store that they share.
+
+Owns the form and what it makes; what an engine is, is `shoal.engine`'s.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+
+from shoal.engine import EngineConfig, find_profile
+from shoal.kernel import ConfigError
+from shoal.simulation.nodes import NodeConfig
+
+MAX_NODES = 20_000
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Equal engines.  profile: model and accelerator, as `shoal engine --help` lists them.  blocks: 0 for its own.
+
+    host_gb, ssd_gb: KV tiers below the accelerator's memory, 0 for none; the SSD gets what the host drops.  *_gb_per_s:
+    how fast KV comes back from them.  speculation: tokens that a decode step yields for each sequence on average, 1
+    without speculative decoding.  mode: `aggregate` for the approximation that is faster with thousands of engines.
+    """
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 4
+    profile: str = "h100-8b"
+    blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    slow_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    labels: dict[str, str] = {}
+    host_gb: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    host_gb_per_s: Annotated[float, msgspec.Meta(gt=0)] = 50.0
+    ssd_gb: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    ssd_gb_per_s: Annotated[float, msgspec.Meta(gt=0)] = 6.0
+    speculation: Annotated[float, msgspec.Meta(ge=1, le=16)] = 1.0
+    mode: Literal["step", "aggregate"] = "step"
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV blocks that all engines share.  gb_per_s: how fast KV comes from it, to each engine."""
+
+    gb: Annotated[float, msgspec.Meta(gt=0)]
+    gb_per_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+
+
+def check_fleet(fleet: tuple[Group, ...], store: Store | None, source: str) -> None:
+    """Raise ConfigError for what cannot be."""
+    for group in fleet:
+        try:
+            find_profile(group.profile)
+        except ValueError as error:
+            raise ConfigError(f"fleet: {error}", source=source) from None
+        if group.ssd_gb and not group.host_gb:
+            raise ConfigError("fleet: ssd_gb holds what the host drops, so it needs host_gb", source=source)
+        if group.mode == "aggregate" and (group.host_gb or store is not None):
+            raise ConfigError("fleet: aggregate engines have no tiers below the accelerator's memory", source=source)
+    if store is not None and len({find_profile(group.profile).kv_bytes_per_token for group in fleet}) > 1:
+        raise ConfigError("store: engines of different models cannot share blocks", source=source)
+
+
+def nodes(fleet: Iterable[Group], store: Store | None = None) -> tuple[NodeConfig, ...]:
+    """Return the engines: e0, e1, ... in the order of the groups."""
+    made: list[NodeConfig] = []
+    for group in fleet:
+        engine = EngineConfig(
+            profile=find_profile(group.profile),
+            num_blocks=group.blocks,
+            slow_factor=group.slow_factor,
+            speculation=group.speculation,
+            host_blocks=_blocks(group.host_gb, group.profile),
+            host_bytes_per_s=group.host_gb_per_s * 1e9,
+            disk_blocks=_blocks(group.ssd_gb, group.profile),
+            disk_bytes_per_s=group.ssd_gb_per_s * 1e9,
+            store_bytes_per_s=(store.gb_per_s if store is not None else 1.0) * 1e9,
+        )
+        made += [
+            NodeConfig(
+                id=f"e{len(made) + n}",
+                engine=engine,
+                labels=group.labels,
+                is_aggregate=group.mode == "aggregate",
+                has_store=store is not None,
+            )
+            for n in range(group.count)
+        ]
+    return tuple(made)
+
+
+def store_blocks(fleet: tuple[Group, ...], store: Store | None) -> int:
+    """Return how many blocks a store holds, 0 without one."""
+    return _blocks(store.gb, fleet[0].profile) if store is not None else 0
+
+
+def _blocks(gigabytes: float, profile_name: str) -> int:
+    profile = find_profile(profile_name)
+    token_bytes = profile.stored_bytes_per_token or profile.kv_bytes_per_token
+    return int(gigabytes * 1e9 / (token_bytes * profile.block_size))
