@@ -140,7 +140,7 @@ class KvCache:
         if self._store is not None:
             self._store.store([each for each in hashes if each in self._store])
         if self.host is not None:
-            self._to_host(hashes, self._describe(sequence, range(start, end)) if self._is_describing else {})
+            self._to_host([*hashes], self._describe(sequence, range(start, end)) if self._is_describing else {})
 
     def reset(self, is_all: bool) -> bool:
         """Forget what the GPU's blocks hold, the host's too when `is_all`; False while a request holds a block."""

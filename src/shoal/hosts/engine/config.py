@@ -89,7 +89,6 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_loras < 1:
             raise ConfigError("at least one adapter slot is needed", source="--max-loras")
         self.kv_events.check()
-        rate = {"host_bytes_per_s": self.host_bytes_per_s} if self.host_bytes_per_s else {}
         return EngineConfig(
             profile=profile,
             num_blocks=self.num_blocks,
@@ -104,7 +103,7 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             host_blocks=self.host_blocks,
             host_policy=self.host_policy,
             is_describing_host_blocks=self.is_describing_host_blocks or self.kv_form.is_sglang,
-            **rate,
+            host_bytes_per_s=self.host_bytes_per_s or EngineConfig().host_bytes_per_s,
         )
 
     def context_limit(self, engine: EngineConfig) -> int:
