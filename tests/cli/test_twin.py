@@ -88,6 +88,21 @@ def test_what_cannot_be_is_said_before_the_first_run(
     assert said in capsys.readouterr().err
 
 
+def test_the_error_of_aggregate_engines_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text(SMALL + "fleet: [{count: 3, mode: aggregate}, {count: 1}]\n")
+    found = tmp_path / "found.json"
+    assert main(["twin", "run", str(path), "--every-step", "--json", str(found)]) == 0
+    out = capsys.readouterr().out
+    assert "Against default, every step, %" in out
+    runs = json.loads(found.read_text())["runs"]
+    ttft = {run["policy"]: run["ttft_mean_s"] for run in runs}
+    assert ttft["default"] == pytest.approx(ttft["default, every step"], rel=0.01)
+    path.write_text(SMALL)
+    assert ended(["twin", "run", str(path), "--every-step"]) != 0
+    assert "mode: aggregate" in capsys.readouterr().err
+
+
 def test_without_pyarrow_tables_are_refused_with_what_to_install(
     small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

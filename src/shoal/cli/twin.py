@@ -67,6 +67,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
             help="run once per load: clients of closed arrivals, sessions/s of others, times the recorded rate of a "
             "trace",
         )
+        verb.add_argument(
+            "--every-step",
+            action="store_true",
+            help="where engines are aggregate, run with step-level ones, too, and say how far apart the figures are",
+        )
         verb.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (1)")
         verb.add_argument("--report", type=Path, metavar="FILE", help="write one page of HTML with plots there")
         verb.add_argument("--json", type=Path, metavar="FILE", help="write every figure of every run there")
@@ -145,8 +150,15 @@ def _planned(args: argparse.Namespace) -> "tuple[Document, list[Job]]":
     for each in args.load:
         at_load(experiment, each)
     seeds = tuple(dict.fromkeys(args.seed or experiment.seeds))
+    texts = dict.fromkeys(policies, text)
+    if args.every_step:
+        if all(group.mode == "step" for group in experiment.fleet):
+            raise ConfigError("no engines of the fleet have mode: aggregate", source="--every-step")
+        exact = {f"{name}, every step": router for name, router in policies.items()}
+        texts |= dict.fromkeys(exact, _step_by_step(text))
+        policies = {name: router for pair in zip(exact.items(), policies.items(), strict=True) for name, router in pair}
     jobs = [
-        Job(name, str(args.experiment), text, router, seed, each)
+        Job(name, str(args.experiment), texts[name], router, seed, each)
         for each in args.load or [None]
         for name, router in policies.items()
         for seed in seeds
@@ -162,6 +174,16 @@ def _planned(args: argparse.Namespace) -> "tuple[Document, list[Job]]":
         versions=about(),
     )
     return document, jobs
+
+
+def _step_by_step(text: str) -> str:
+    """Return the text of an experiment with step-level engines only."""
+    import yaml
+
+    document = yaml.safe_load(text)
+    for group in document["fleet"]:
+        group.pop("mode", None)
+    return yaml.safe_dump(document, sort_keys=False)
 
 
 def _check(args: argparse.Namespace) -> None:
