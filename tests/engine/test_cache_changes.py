@@ -2,9 +2,11 @@
 
 import pytest
 
-from shoal.engine import Aborted, CacheReset, ConfirmReset, Engine, EngineConfig
+from shoal.engine import Aborted, Engine, EngineConfig
 from shoal.engine.cache import HostPolicy
 from shoal.engine.changes import CacheChanged, Cleared, Removed, Stored
+from shoal.engine.commands import ConfirmReset
+from shoal.engine.events import CacheReset
 from shoal.engine.hosttier import HostTier
 from shoal.pool.kvevents import Tier
 from tests.engine.virtual_time import VirtualTime, hash_of, request, tokens_of

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine import Aborted, CacheReset, EngineConfig, Event
+from shoal.engine import Aborted, EngineConfig, Event
 from shoal.engine.cache import HostPolicy
 from shoal.engine.changes import Change, Cleared, Stored
-from shoal.engine.events import Paused, PauseMode, Resumed
+from shoal.engine.events import CacheReset, Paused, PauseMode, Resumed
 from shoal.pool.kvevents import Tier
 from tests.engine.test_engine_laws import BLOCK, POOL, check_books
 from tests.engine.virtual_time import VirtualTime, request, tokens_of

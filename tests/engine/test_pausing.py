@@ -1,9 +1,9 @@
 """Pauses and forced resets of an engine: nothing is lost, nothing runs meanwhile."""
 
-from shoal.engine import Aborted, CacheReset, ConfirmReset, EngineConfig
+from shoal.engine import Aborted, EngineConfig
 from shoal.engine.changes import Cleared, Stored
-from shoal.engine.commands import ConfirmPause
-from shoal.engine.events import Paused, PauseMode, Resumed
+from shoal.engine.commands import ConfirmPause, ConfirmReset
+from shoal.engine.events import CacheReset, Paused, PauseMode, Resumed
 from tests.engine.virtual_time import VirtualTime, request
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine import PROFILES, Aborted, CacheReset, Engine, EngineConfig, Event, Finish, PaceChanged, Ticked
+from shoal.engine import PROFILES, Aborted, Engine, EngineConfig, Event, Finish, PaceChanged, Ticked
 from shoal.engine.changes import CacheChanged
-from shoal.engine.events import Paused, PauseMode, Resumed
+from shoal.engine.events import CacheReset, Paused, PauseMode, Resumed
 from tests.engine.virtual_time import request
 
 BLOCK = 4

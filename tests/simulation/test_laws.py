@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from shoal.kernel import ConfigError
-from shoal.routing import Command, Event, Forward, Recorded
+from shoal.routing import Command, Event, Forward, Recorded, Router
 from shoal.routing.config import load
 from shoal.simulation import Cluster, ClusterConfig, Fork, Prompt, Session, Turn
 from shoal.simulation.experiment import nodes_of, read_experiment
@@ -35,22 +35,31 @@ def policies() -> list[Path]:
     return found
 
 
-class Watched(Cluster):
-    """A cluster that notes what its router is told and what it decides."""
+class Spy:
+    """A router that notes what it is told and what it decides."""
 
-    def __init__(self, router: str) -> None:
+    def __init__(self, router: Router) -> None:
+        self._router = router
         self.told: list[Event] = []
         self.decided: list[tuple[str, tuple[str, ...]]] = []
-        super().__init__(ClusterConfig(nodes=NODES, router=router, seed=1))
 
-    def _feed(self, number: int, event: Event) -> None:
+    def handle(self, event: Event, now: float) -> list[Command]:
         self.told.append(event)
-        super()._feed(number, event)
+        made = self._router.handle(event, now)
+        self.decided += [(each.request_id, each.endpoints) for each in made if isinstance(each, Forward)]
+        return made
 
-    def _carry_out(self, number: int, command: Command) -> None:
-        if isinstance(command, Forward):
-            self.decided.append((command.request_id, command.endpoints))
-        super()._carry_out(number, command)
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._router, name)
+
+
+class Watched(Cluster):
+    """A cluster whose router is watched."""
+
+    def __init__(self, router: str) -> None:
+        super().__init__(ClusterConfig(nodes=NODES, router=router, seed=1))
+        self.spy = Spy(self.routers[0])
+        self.routers[0] = self.spy  # type: ignore[call-overload]
 
 
 def asks(lengths: list[int]) -> list[Session]:
@@ -85,22 +94,22 @@ def test_no_decision_depends_on_the_length_of_an_answer_that_has_not_ended(path:
     # 80 requests within 1.6 s; the shortest of these answers takes longer.
     run_until(short, asks([1000 + 13 * n for n in range(80)]), 1.7)
     run_until(long, asks([9000 - 57 * n for n in range(80)]), 1.7)
-    assert len(short.decided) > 20
-    assert short.decided == long.decided
+    assert len(short.spy.decided) > 20
+    assert short.spy.decided == long.spy.decided
     assert short.samples == long.samples == []
 
 
 def test_nothing_that_a_router_is_told_holds_a_length_before_its_request_has_ended() -> None:
     cluster = Watched("")
     run_until(cluster, asks([SECRET] * 40), 30.0)
-    assert len(cluster.told) > 200
-    said = [msgspec.json.encode(event) for event in cluster.told]
+    assert len(cluster.spy.told) > 200
+    said = [msgspec.json.encode(event) for event in cluster.spy.told]
     assert not any(str(SECRET).encode() in each for each in said)
 
 
 def test_what_was_said_is_told_when_a_request_has_ended() -> None:
     cluster = Watched("")
     cluster.run(asks([77] * 5))
-    recorded = [event.outcome.completion_tokens for event in cluster.told if isinstance(event, Recorded)]
+    recorded = [event.outcome.completion_tokens for event in cluster.spy.told if isinstance(event, Recorded)]
     assert recorded
     assert set(recorded) == {77}

@@ -7,10 +7,10 @@ driven by `hosts/engine` in real time; nothing here knows HTTP, text, or a clock
 """
 
 from shoal.engine.aggregate import AggregateEngine
-from shoal.engine.commands import ConfirmReset, Emit, Finish, Refuse
+from shoal.engine.commands import Emit, Finish, Refuse
 from shoal.engine.config import EngineConfig
 from shoal.engine.engine import Engine
-from shoal.engine.events import Aborted, CacheReset, Event, PaceChanged, Submitted, Ticked
+from shoal.engine.events import Aborted, Event, PaceChanged, Submitted, Ticked
 from shoal.engine.hashing import hash_blocks
 from shoal.engine.profiles import PROFILES, Profile, find_profile
 
@@ -18,8 +18,6 @@ __all__ = [
     "PROFILES",
     "Aborted",
     "AggregateEngine",
-    "CacheReset",
-    "ConfirmReset",
     "Emit",
     "Engine",
     "EngineConfig",

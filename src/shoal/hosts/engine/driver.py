@@ -10,8 +10,6 @@ from typing import TypeVar
 
 from shoal.engine import (
     Aborted,
-    CacheReset,
-    ConfirmReset,
     Emit,
     Engine,
     Event,
@@ -22,8 +20,8 @@ from shoal.engine import (
     Ticked,
 )
 from shoal.engine.changes import CacheChanged, Change
-from shoal.engine.commands import ConfirmPause
-from shoal.engine.events import Paused, PauseMode, Resumed
+from shoal.engine.commands import ConfirmPause, ConfirmReset
+from shoal.engine.events import CacheReset, Paused, PauseMode, Resumed
 from shoal.hosts.engine.errors import bad_request
 from shoal.hosts.engine.generation import Sink
 from shoal.hosts.engine.meter import Meter
