@@ -71,6 +71,7 @@ class Sent:
         self.pool = pool
         self.request_id = request_id
         self.command = command
+        self.sent_at = pool.now
 
     @property
     def refused(self) -> Refuse:
@@ -91,7 +92,10 @@ class Sent:
 
     def record(self, **fields: object) -> list[Command]:
         values: dict[str, object] = {"status": 200, "served_address": self.target, "ttft_s": 0.05, "duration_s": 0.2}
-        return self.pool.feed(Recorded(self.request_id, Outcome(**{**values, **fields})))  # type: ignore[arg-type]
+        outcome = Outcome(**{**values, **fields})  # type: ignore[arg-type]
+        # Nobody hears of a first token before it came.
+        self.pool.now = max(self.pool.now, self.sent_at + (outcome.ttft_s or 0.0))
+        return self.pool.feed(Recorded(self.request_id, outcome))
 
     def finish(self, **fields: object) -> Account:
         self.end()

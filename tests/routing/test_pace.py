@@ -32,35 +32,6 @@ def test_one_stalled_request_does_not_make_an_engine_slow() -> None:
     assert pace.s_per_token < 1.5 * before
 
 
-@pytest.mark.parametrize("believed", [1 / 30, 1 / 3, 1.0, 3.0, 10.0])
-def test_a_wrong_belief_corrects_itself_even_where_hits_turn_out_to_be_misses(believed: float) -> None:
-    """A busy engine, whose work ahead is booked too low and drains at the very speed that is learned."""
-    true_s, pace, chance = 4e-5, Pace(), np.random.default_rng(3)
-    for _ in range(30):
-        work = float(chance.uniform(500, 8000))
-        pace.learn(work, 0.02 + work * true_s * believed, true_s)
-    now = clear_at = is_free_at = booked = 0.0
-    running: list[tuple[float, float, float, float]] = []
-    for _ in range(200):
-        now += float(chance.exponential(0.075))
-        for ended in sorted(running):
-            end, thought, ahead, ttft_s = ended
-            if end <= now:
-                running.remove(ended)
-                booked -= thought
-                pace.learn(ahead + thought, ttft_s, true_s)
-                clear_at = min(clear_at, end + booked * pace.s_per_token) if running else 0.0
-        tokens = float(chance.choice([50.0, 4000.0]))
-        thought = tokens if chance.random() < 0.4 else 50.0
-        wait_s = max(0.0, clear_at - now)
-        clear_at = now + wait_s + thought * pace.s_per_token
-        booked += thought
-        is_free_at = max(is_free_at, now) + tokens * true_s
-        ttft_s = 0.02 + is_free_at - now
-        running.append((now + ttft_s + 0.3, thought, wait_s / pace.s_per_token, ttft_s))
-    assert true_s / 2.0 < pace.s_per_token < true_s * 2.5
-
-
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e4)), max_size=60))
 def test_no_history_gives_a_speed_that_is_not_positive_and_finite(history: list[tuple[float, float]]) -> None:
     pace = Pace()

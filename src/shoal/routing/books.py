@@ -13,6 +13,7 @@ from shoal.pool import Decision, Given, Outcome, Request
 from shoal.prefix import Expectation
 from shoal.routing.fleet import Fleet, Floats, Member
 from shoal.routing.laws import Noted
+from shoal.routing.line import Place
 
 # Output tokens assumed for a request that set no limit, or a limit beyond what answers use.
 ASSUMED_OUTPUT_TOKENS = 256
@@ -30,6 +31,7 @@ class Flight:
     """One forwarded request, from its dispatch until it has both ended and been recorded.
 
     work_tokens: uncached tokens ahead of it and its own, at dispatch.  member: where it is booked, None once it ended.
+    place: in the line of that endpoint, since it was booked.
     blocks: dropped when it is closed.  matched: what each candidate was believed to hold of the prompt, in tokens, one
     figure where it is the same for all.  matched_tokens: what needs no prefill.  predicted_tokens: what the engine will
     call cached, which is more where a slow tier holds it.  is_exact: known from KV events.  served_id: who answered,
@@ -53,6 +55,7 @@ class Flight:
         "number",
         "outcome",
         "output_tokens",
+        "place",
         "predicted_tokens",
         "priority",
         "request",
@@ -80,6 +83,7 @@ class Flight:
         self.output_tokens = float(expected_output_tokens(request))
         self.served_id = ""
         self.work_tokens = 0.0
+        self.place: Place | None = None
         self.number = 0
         self.noted: Noted | None = None
         self.priority = 0
@@ -123,6 +127,7 @@ class Books:
         flight.member = member
         flight.uncached_tokens = uncached = float(max(0, flight.request.prompt_tokens - flight.matched_tokens))
         flight.work_tokens = self.hold(member, uncached, flight.output_tokens, now) + uncached
+        flight.place = member.line.join(now, uncached)
         self.inflight += 1
         if self.listener is not None:
             self.listener.booked(flight, member)
@@ -173,6 +178,8 @@ class Books:
         """Book the request on the endpoint that really serves it."""
         if flight.member is None or flight.member is member:
             return
+        if flight.place is not None:
+            flight.place.tokens = 0.0
         listener, self.listener = self.listener, None
         self.release(flight, now)
         self.book(flight, member, now)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from shoal.pool import Endpoint, EndpointState, Signals
 from shoal.routing.health import Health
+from shoal.routing.line import Line
 from shoal.routing.pace import DEFAULT_S_PER_TOKEN, TOKENS_PER_REQUEST, Pace
 
 # Records after which an endpoint's speed and cache are known well enough to end its trial.
@@ -46,6 +47,7 @@ class Member:
         "endpoint",
         "failures_total",
         "health",
+        "line",
         "pace",
         "prompt_tokens_total",
         "reports_cached_tokens",
@@ -63,6 +65,7 @@ class Member:
         self.slot = slot
         self.row = -1
         self.health = Health()
+        self.line = Line()
         self.pace = Pace()
         self.signals: Signals | None = None
         self.reports_cached_tokens: bool | None = None

@@ -84,6 +84,8 @@ class Lessons:
         is_whole = not (outcome.is_cut or outcome.is_client_gone or outcome.is_upstream_failure)
         is_prefilled = (outcome.ttft_s is not None or is_whole) and 0 < outcome.status < 400
         expected = flight.expectation
+        if not is_prefilled and flight.place is not None:
+            flight.place.tokens = 0.0
         if expected is not None and first is not None and (served is not first or not is_prefilled):
             self._index.forget(first.slot, read_blocks(flight.blocks), expected.blocks)
             self._outbox.forgot(first, flight.blocks, expected.blocks)
@@ -114,20 +116,28 @@ class Lessons:
         served.ttft_s_avg = ttft_s if served.ttft_s_avg is None else 0.9 * served.ttft_s_avg + 0.1 * ttft_s
         # A plain answer's first byte comes with its last: only streams tell the time of prefill.
         if request.is_streaming and is_chosen and request.prompt_tokens and outcome.status == 200:
-            work = max(0.0, flight.work_tokens - flight.uncached_tokens + own_tokens)
             tpot_s = 0.0
             if not outcome.is_cut and (outcome.completion_tokens or 0) >= MIN_TPOT_TOKENS:
                 tokens = outcome.completion_tokens or MIN_TPOT_TOKENS
                 first_s = ttft_s if outcome.ttft_s is None else outcome.ttft_s
                 tpot_s = max(0.0, outcome.duration_s - first_s) / (tokens - 1)
-            self._outbox.measured(served, work, ttft_s, tpot_s)
-            self.measured(served, work, ttft_s, tpot_s)
+            work = seconds = 0.0
+            place = flight.place
+            turn = served.line.reach(place, flight.dispatched_at + ttft_s, own_tokens) if place is not None else None
+            if turn is not None:
+                work, seconds = turn.tokens, served.pace.worked_s(turn)
+            self._outbox.measured(served, work, seconds, tpot_s)
+            self.measured(served, work, seconds, tpot_s)
         else:
             self.refit(served)
 
-    def measured(self, member: Member, work_tokens: float, ttft_s: float, tpot_s: float) -> None:
-        """Learn an endpoint's speed from one request, whichever picker saw it.  tpot_s: 0.0 when it says nothing."""
-        member.pace.learn(work_tokens, ttft_s, self._pool_token_s)
+    def measured(self, member: Member, tokens: float, seconds: float, tpot_s: float) -> None:
+        """Learn an endpoint's speed from one request, whichever picker saw it.
+
+        tokens, seconds: of prefill.  tokens, tpot_s: 0.0 when they say nothing.
+        """
+        if tokens > 0.0:
+            member.pace.learn(tokens, seconds, self._pool_token_s)
         if tpot_s > 0.0:
             member.pace.learn_tpot(tpot_s)
         self.refit(member)

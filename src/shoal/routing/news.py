@@ -66,15 +66,15 @@ class PeerLearnt(msgspec.Struct, frozen=True, array_like=True, tag="l"):
 
 
 class PeerMeasured(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """How fast an endpoint worked: uncached tokens up to the first one, the time until then, and that per output token.
+    """How fast an endpoint worked: uncached tokens and the time that they took, and the time per output token.
 
-    Pickers that judge one machine by different samples send the same prompt to different machines.  tpot_us: 0 when it
-    says nothing.
+    Pickers that judge one machine by different samples send the same prompt to different machines.  work_tokens,
+    tpot_us: 0 when they say nothing.
     """
 
     endpoint_id: Name
     work_tokens: Tokens
-    ttft_us: Number
+    work_us: Number
     tpot_us: Number = 0
 
 
@@ -85,7 +85,7 @@ class PaceState(msgspec.Struct, frozen=True, array_like=True):
     """How fast an endpoint was seen to work: the sums of `pace.Pace`, in its order, and its two results."""
 
     records: Annotated[int, msgspec.Meta(ge=0, le=1 << 52)] = 0
-    sums: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
     s_per_token: Annotated[float, msgspec.Meta(gt=0, le=1.0)] = 1e-4
     base_s: Annotated[float, msgspec.Meta(ge=0, le=3600.0)] = 0.0
     tpot_s: Annotated[float, msgspec.Meta(ge=0, le=3600.0)] = 0.0

@@ -96,11 +96,11 @@ class Outbox:
         if self.is_open:
             self._news.append(PeerLearnt(member.endpoint.id, blocks))
 
-    def measured(self, member: Member, work_tokens: float, ttft_s: float, tpot_s: float) -> None:
+    def measured(self, member: Member, work_tokens: float, work_s: float, tpot_s: float) -> None:
         """Note how fast an endpoint worked on one request."""
         if self.is_open:
             self._news.append(
-                PeerMeasured(member.endpoint.id, int(work_tokens), round(ttft_s * 1e6), round(tpot_s * 1e6))
+                PeerMeasured(member.endpoint.id, int(work_tokens), round(work_s * 1e6), round(tpot_s * 1e6))
             )
 
     def _number(self, flight: Flight) -> None:

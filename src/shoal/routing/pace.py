@@ -1,12 +1,10 @@
 """How fast an endpoint has been seen to work, learned from its records.
 
-Owns the model ttft = base + s_per_token x (uncached tokens ahead of and in the request), one fit per endpoint, shrunk
-towards the pool's.  What is booked where is `books`; who is chosen is `scheduling`.
+Owns the model seconds = base + s_per_token x tokens of what it did up to a first token (`line`), one fit per endpoint,
+shrunk towards the pool's.  What is booked where is `books`; who is chosen is `scheduling`.
 
-The base is what the quickest answers of late took, and not the intercept of a line through all: the tokens ahead are
-counted with the speed that is learned here, so an endpoint once thought too fast shows long waits with little work
-ahead.  An intercept would take these for its own, the slope would fall further, and the endpoint would be sent more.
-Held to the quickest, they are a slow speed, and the error corrects itself.
+The base is what the quickest answers of late took, not the intercept of a line through all: an intercept takes waits
+whose cause is not known for the endpoint's own, and leaves it too fast a speed.
 """
 
 from collections.abc import Iterable
@@ -14,14 +12,15 @@ from math import isfinite
 from statistics import median
 
 from shoal.kernel import InvalidInput
+from shoal.routing.line import Turn
 from shoal.routing.news import PaceState
 
 # One record's weight after n later ones is DECAY**n: a change of speed is half learned after 35 records.
 DECAY = 0.98
 # Before anything was seen: 10,000 tokens/s of prefill, the order of one busy mid-range accelerator.
 DEFAULT_S_PER_TOKEN = 1e-4
-# An own fit weighs as much as the pool's once it rests on this many records.
-SHRINK_RECORDS = 12.0
+# An own fit weighs as much as the pool's once it rests on this many records, and takes part in the pool's.
+SHRINK_RECORDS = 4.0
 # Of the way from the base up to a slower answer, the base goes this far; to a quicker one it goes at once.
 BASE_RISE = 0.01
 # Mean square of the work, in tokens squared, below which a speed cannot be told from noise.
@@ -38,40 +37,43 @@ MAX_S_PER_TOKEN = 1.0
 class Pace:
     """The fit of one endpoint: decayed least squares through a base that follows the quickest answers."""
 
-    __slots__ = ("_sum_wx", "_sum_wxx", "_sum_wxy", "_sum_wy", "base_s", "records", "s_per_token", "tpot_s", "weight")
+    __slots__ = ("_sum_wxx", "_sum_wxy", "base_s", "records", "s_per_token", "tpot_s", "weight")
 
     def __init__(self) -> None:
         self.weight = 0.0
         self.records = 0
-        self._sum_wx = self._sum_wxx = self._sum_wy = self._sum_wxy = 0.0
+        self._sum_wxx = self._sum_wxy = 0.0
         self.s_per_token = DEFAULT_S_PER_TOKEN
         self.base_s = 0.0
         self.tpot_s = 0.0
 
-    def learn(self, work_tokens: float, ttft_s: float, prior_s_per_token: float) -> None:
-        """Take in one record: `work_tokens` stood before the first token, which came after `ttft_s`."""
-        expected = self.base_s + self.s_per_token * work_tokens
+    def worked_s(self, turn: Turn) -> float:
+        """Return how long the endpoint worked on the tokens of a turn: without the base where nobody was waiting."""
+        if not turn.was_idle:
+            return turn.seconds
+        if turn.seconds <= self.base_s:
+            self.base_s = turn.seconds
+        else:
+            rest_s = max(0.0, turn.seconds - self.s_per_token * turn.tokens)
+            self.base_s += BASE_RISE * (min(rest_s, self.base_s + OUTLIER_FLOOR_S) - self.base_s)
+        return turn.seconds - self.base_s
+
+    def learn(self, tokens: float, seconds: float, prior_s_per_token: float) -> None:
+        """Take in that `tokens` of prefill took `seconds`."""
         if self.records >= SHRINK_RECORDS:
-            ttft_s = min(ttft_s, OUTLIER_RATIO * expected + OUTLIER_FLOOR_S)
+            seconds = min(seconds, OUTLIER_RATIO * self.s_per_token * tokens + OUTLIER_FLOOR_S)
         self.records += 1
-        self.weight = self.weight * DECAY + 1.0
-        self._sum_wx = self._sum_wx * DECAY + work_tokens
-        self._sum_wxx = self._sum_wxx * DECAY + work_tokens * work_tokens
-        self._sum_wy = self._sum_wy * DECAY + ttft_s
-        self._sum_wxy = self._sum_wxy * DECAY + work_tokens * ttft_s
-        mean_x, mean_y = self._sum_wx / self.weight, self._sum_wy / self.weight
-        self.base_s += (BASE_RISE if ttft_s > self.base_s else 1.0) * (ttft_s - self.base_s)
-        product = max(0.0, self._sum_wxy / self.weight - self.base_s * mean_x)
-        slope = (product + RIDGE_TOKENS2 * prior_s_per_token) / (self._sum_wxx / self.weight + RIDGE_TOKENS2)
-        own_share = self.weight / (self.weight + SHRINK_RECORDS)
+        self.weight = weight = self.weight * DECAY + 1.0
+        self._sum_wxx = self._sum_wxx * DECAY + tokens * tokens
+        self._sum_wxy = self._sum_wxy * DECAY + tokens * seconds
+        slope = (self._sum_wxy / weight + RIDGE_TOKENS2 * prior_s_per_token) / (self._sum_wxx / weight + RIDGE_TOKENS2)
+        own_share = weight / (weight + SHRINK_RECORDS)
         slope = own_share * slope + (1.0 - own_share) * prior_s_per_token
-        # Prefill alone explains no more than the whole time: the mean bounds the slope from above.
-        ceiling = max(min(mean_y / max(mean_x, 1.0), MAX_S_PER_TOKEN), MIN_S_PER_TOKEN)
-        self.s_per_token = min(max(slope, prior_s_per_token / 50.0, MIN_S_PER_TOKEN), ceiling)
+        self.s_per_token = min(max(slope, prior_s_per_token / 50.0, MIN_S_PER_TOKEN), MAX_S_PER_TOKEN)
 
     def state(self) -> PaceState:
         """Return all that was learnt, for another router."""
-        sums = (self.weight, self._sum_wx, self._sum_wxx, self._sum_wy, self._sum_wxy)
+        sums = (self.weight, self._sum_wxx, self._sum_wxy)
         return PaceState(self.records, sums, self.s_per_token, self.base_s, self.tpot_s)
 
     def take(self, state: PaceState) -> None:
@@ -80,7 +82,7 @@ class Pace:
         if not all(isfinite(each) and each >= 0.0 for each in figures):
             raise InvalidInput("a handed-over pace is no number")
         self.records = state.records
-        self.weight, self._sum_wx, self._sum_wxx, self._sum_wy, self._sum_wxy = state.sums
+        self.weight, self._sum_wxx, self._sum_wxy = state.sums
         self.s_per_token, self.base_s, self.tpot_s = state.s_per_token, state.base_s, state.tpot_s
 
     def learn_tpot(self, tpot_s: float) -> None:

@@ -157,7 +157,7 @@ class Peers:
         elif type(news) is PeerMeasured:
             member = self._fleet.get(news.endpoint_id)
             if member is not None:
-                self._lessons.measured(member, float(news.work_tokens), news.ttft_us / 1e6, news.tpot_us / 1e6)
+                self._lessons.measured(member, float(news.work_tokens), news.work_us / 1e6, news.tpot_us / 1e6)
 
     def _book(self, peer: _Peer, booked: PeerBooked, now: float) -> None:
         """Count a booking once, however often it is told."""
@@ -179,6 +179,7 @@ class Peers:
         if member is None:
             return
         self._books.hold(member, booking.uncached_tokens, booking.output_tokens, now)
+        member.line.join(now, booking.uncached_tokens)
         cells, row = self._fleet.cells, member.row
         cells["peer_requests"][row] += 1.0
         cells["peer_uncached_tokens"][row] += booking.uncached_tokens

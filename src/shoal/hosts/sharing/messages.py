@@ -11,7 +11,7 @@ import msgspec
 from shoal.routing.events import PeerSynced, PeerTaught
 from shoal.routing.news import MAX_NEWS, Name, News, Number, PeerBooked, PeerForgot, PeerLearnt
 
-VERSION = 1
+VERSION = 2
 """Raised when an older picker could misread a message; new fields at the end do not need it."""
 
 MAX_MESSAGE_BYTES = 1 << 20

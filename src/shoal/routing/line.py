@@ -1,0 +1,81 @@
+"""In which order the prompts that were sent to an endpoint are prefilled, and how long each was at the front.
+
+Owns no clock and no belief about speed, so that what it says of an endpoint's speed does not depend on what was thought
+of it before.  Engines prefill in the order of arrival; a request that waits is served from the moment when the one
+before it had its first token, and one that finds nobody waiting from its own arrival.
+"""
+
+from typing import NamedTuple
+
+# How many of the latest places are kept: twice as many at most, since the older half goes at once.
+_KEPT = 128
+# How many places a look back may pass.
+_LOOKED_AT = 64
+# Beside this share of its own work, work that may or may not have been ahead of a request does not matter.
+_NEGLIGIBLE = 0.25
+
+
+class Place:
+    """One request's place in a line.  tokens: uncached ones, as believed or known.  first_at: of its first token."""
+
+    __slots__ = ("first_at", "joined_at", "number", "tokens")
+
+    def __init__(self, number: int, joined_at: float, tokens: float) -> None:
+        self.number = number
+        self.joined_at = joined_at
+        self.tokens = tokens
+        self.first_at: float | None = None
+
+
+class Turn(NamedTuple):
+    """What an endpoint did up to a first token: `tokens` of work in `seconds`.
+
+    was_idle: nobody was waiting, so the seconds hold also what an answer takes to begin.
+    """
+
+    tokens: float
+    seconds: float
+    was_idle: bool
+
+
+class Line:
+    """The latest places at one endpoint, own requests and those of peers, by arrival."""
+
+    __slots__ = ("_gone", "_places")
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._gone = 0
+
+    def join(self, now: float, tokens: float) -> Place:
+        """Add a request with `tokens` to prefill."""
+        places = self._places
+        if len(places) >= 2 * _KEPT:
+            del places[:_KEPT]
+            self._gone += _KEPT
+        place = Place(self._gone + len(places), now, tokens)
+        places.append(place)
+        return place
+
+    def reach(self, place: Place, first_at: float, tokens: float) -> Turn | None:
+        """Note when a request had its first token and what it really had to prefill.
+
+        Returns what that says of the endpoint, None when it cannot be told: answers are recorded when they end, so some
+        that went before may not be known yet.  These count with what is believed of them.
+        """
+        place.first_at, place.tokens = first_at, tokens
+        own = place.number - self._gone
+        if own < 0:
+            return None
+        work, joined_at = tokens, place.joined_at
+        for before in reversed(self._places[max(0, own - _LOOKED_AT) : own]):
+            at = before.first_at
+            if at is None:
+                work += before.tokens
+            elif at <= first_at:
+                if at >= joined_at:
+                    return Turn(work, first_at - at, was_idle=False)
+                break
+        if work - tokens > _NEGLIGIBLE * tokens:
+            return None
+        return Turn(work, first_at - joined_at, was_idle=True)

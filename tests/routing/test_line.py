@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from shoal.routing.line import Line, Place, Turn
+from shoal.routing.pace import Pace
+
+
+def test_one_who_finds_nobody_is_measured_from_its_arrival() -> None:
+    line = Line()
+    first = line.join(1.0, 100.0)
+    assert line.reach(first, 1.5, 120.0) == Turn(120.0, 0.5, was_idle=True)
+    later = line.join(2.0, 300.0)
+    assert line.reach(later, 2.25, 300.0) == Turn(300.0, 0.25, was_idle=True)
+
+
+def test_one_who_waited_is_measured_from_the_first_token_before_its_own() -> None:
+    line = Line()
+    places = [line.join(1.0, 100.0) for _ in range(3)]
+    line.reach(places[0], 1.5, 100.0)
+    assert line.reach(places[1], 1.75, 400.0) == Turn(400.0, 0.25, was_idle=False)
+    assert line.reach(places[2], 1.75, 50.0) == Turn(50.0, 0.0, was_idle=False)
+
+
+def test_work_ahead_of_which_nothing_is_known_yet_counts_as_believed() -> None:
+    line = Line()
+    known, unknown, own = (line.join(1.0, tokens) for tokens in (100.0, 250.0, 70.0))
+    line.reach(known, 1.5, 100.0)
+    assert line.reach(own, 2.5, 80.0) == Turn(330.0, 1.0, was_idle=False)
+    unknown.tokens = 0.0
+    assert line.reach(own, 2.5, 80.0) == Turn(80.0, 1.0, was_idle=False)
+
+
+def test_nothing_is_said_where_it_cannot_be_told_who_was_ahead() -> None:
+    line = Line()
+    line.join(1.0, 250.0)
+    own = line.join(1.0, 70.0)
+    assert line.reach(own, 2.5, 80.0) is None
+
+
+def test_one_who_was_overtaken_does_not_count_as_ahead() -> None:
+    line = Line()
+    slow, own = line.join(1.0, 4_000.0), line.join(1.0, 50.0)
+    line.reach(slow, 3.0, 4_000.0)
+    assert line.reach(own, 1.2, 50.0) == Turn(50.0, pytest.approx(0.2), was_idle=True)
+
+
+def test_a_place_that_is_long_gone_says_nothing_and_the_line_stays_short() -> None:
+    line = Line()
+    old = line.join(1.0, 100.0)
+    for _ in range(10_000):
+        line.join(1.0, 1.0)
+    assert line.reach(old, 2.0, 100.0) is None
+    assert len(line._places) <= 256
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9, 1.1])
+@pytest.mark.parametrize("answer_s", [0.1, 3.0])
+def test_the_speed_of_an_engine_is_learned_at_any_load_though_half_of_the_hits_are_misses(
+    load: float, answer_s: float
+) -> None:
+    """Records come when answers end; until then what is ahead counts with a belief that is often too low.
+
+    What is not known ahead makes an engine seem slower, up to twice here, and never faster.
+    """
+    true_s, base_s, chance = 4e-5, 0.02, np.random.default_rng(3)
+    line, pace = Line(), Pace()
+    now = is_free_at = 0.0
+    running: list[tuple[float, Place, float, float]] = []
+    for _ in range(400):
+        now += float(chance.exponential(2_025.0 * true_s / load))
+        for ended in sorted(running, key=lambda each: each[0]):
+            end_at, place, first_at, tokens = ended
+            if end_at <= now:
+                running.remove(ended)
+                turn = line.reach(place, first_at, tokens)
+                if turn is not None:
+                    pace.learn(turn.tokens, pace.worked_s(turn), 1e-4)
+        tokens = float(chance.choice([50.0, 4_000.0]))
+        place = line.join(now, tokens if chance.random() < 0.5 else 50.0)
+        is_free_at = max(is_free_at, now) + tokens * true_s
+        first_at = is_free_at + base_s
+        running.append((first_at + float(chance.exponential(answer_s)), place, first_at, tokens))
+    assert pace.records > 50
+    assert 0.75 * true_s < pace.s_per_token < 2.0 * true_s
