@@ -4,14 +4,14 @@ import pytest
 
 from shoal.engine import (
     Aborted,
-    CacheReset,
-    ConfirmReset,
     EngineConfig,
     PaceChanged,
     Refuse,
     Submitted,
     Ticked,
 )
+from shoal.engine.commands import ConfirmReset
+from shoal.engine.events import CacheReset
 from shoal.kernel import ClockWentBack
 from tests.engine.virtual_time import VirtualTime, request
 
