@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.flow import Allowance, Budgets, Loads, Reservation
+from shoal.flow import Allowance, Budgets, FewDetector, Loads, Reservation
 from shoal.flow.adaptive import AdaptiveDetector, Sample
 from shoal.flow.ceilings import PriorityHoldback, SoftReflectiveCeiling, StaticUsageLimit
 from shoal.flow.detectors import ConcurrencyDetector, UtilizationDetector
@@ -104,6 +104,26 @@ def test_what_is_in_flight_has_to_fit_the_cache() -> None:
         kv_capacity_tokens=[10_000.0, np.nan],
     )  # fmt: skip
     assert AdaptiveDetector(initial_requests=8).saturation(seen).tolist() == [0.9, 0.5]
+
+
+@pytest.mark.parametrize(
+    "detector",
+    [
+        AdaptiveDetector(initial_requests=8),
+        ConcurrencyDetector(max_concurrency=7),
+        ConcurrencyDetector(concurrency_mode="hybrid"),
+    ],
+)
+def test_plain_numbers_say_the_same_as_arrays(detector: FewDetector) -> None:
+    rng = np.random.default_rng(5)
+    columns = {
+        name: (rng.random(6) * size).tolist()
+        for name, size in (
+            ("inflight_requests", 20), ("inflight_tokens", 9_000), ("output_tokens", 2_000), ("clear_at", 2)
+        )
+    }  # fmt: skip
+    seen = loads(kv_capacity_tokens=[9_000.0, np.nan, 500.0, 1e6, np.nan, 3_000.0], **columns)
+    assert detector.saturation_few(seen) == detector.saturation(seen).tolist()
 
 
 def test_an_endpoint_opens_when_its_prefill_is_done_and_not_before_a_request_ends() -> None:

@@ -7,7 +7,7 @@ request in and sends it when there is room.
 from shoal.flow.bands import BandPolicy, Lane
 from shoal.flow.budgets import Allowance, Budgets, Reservation
 from shoal.flow.ceilings import UsageLimit
-from shoal.flow.detectors import Detector, Loads
+from shoal.flow.detectors import Detector, FewDetector, Loads
 from shoal.flow.fairness import Fairness
 from shoal.flow.ordering import Ordering
 from shoal.flow.queue import Queue, QueuePolicy
@@ -19,6 +19,7 @@ __all__ = [
     "Budgets",
     "Detector",
     "Fairness",
+    "FewDetector",
     "Lane",
     "Loads",
     "Ordering",

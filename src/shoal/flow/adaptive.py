@@ -134,6 +134,24 @@ class AdaptiveDetector:
         # Work that is done already counts as less than none: the other figure is the larger one.
         return np.maximum(self._held(loads), (loads.clear_at - loads.now) / self._prefill_s)
 
+    def saturation_few(self, loads: Loads) -> list[float]:
+        """Return the same as plain numbers."""
+        self._follow(loads)
+        now, found = loads.now, []
+        for requests, uncached, output, capacity, clear_at, most, prefill_s in zip(
+            loads.inflight_requests.tolist(),
+            loads.inflight_tokens.tolist(),
+            loads.output_tokens.tolist(),
+            loads.kv_capacity_tokens.tolist(),
+            loads.clear_at.tolist(),
+            self._requests.tolist(),
+            self._prefill_s.tolist(),
+            strict=True,
+        ):
+            # A capacity that is not known is NaN, and then neither is larger.
+            found.append(max(requests / most, (uncached + output) / capacity, (clear_at - now) / prefill_s))
+        return found
+
     def _follow(self, loads: Loads) -> None:
         """Bring the columns into the order of the fleet."""
         if loads.ids is not self._ids:

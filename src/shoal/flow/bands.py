@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from shoal.flow.fairness import Fairness
+from shoal.flow.lines import Line
 from shoal.flow.ordering import Ordering
-from shoal.flow.tickets import Line, Ticket
+from shoal.flow.tickets import Ticket
 
 MOST_SHARED = 0.9
 """What all minimum shares together may take of a lane."""

@@ -8,7 +8,8 @@ import heapq
 from collections import OrderedDict
 from typing import ClassVar, Protocol, runtime_checkable
 
-from shoal.flow.tickets import Line, Ticket
+from shoal.flow.lines import Line
+from shoal.flow.tickets import Ticket
 
 MAX_TENANTS = 10_000
 """Tenants that a band remembers while they have nothing in line."""

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Annotated, ClassVar, Literal
 
 from shoal.flow.fairness import MAX_TENANTS, Turns
-from shoal.flow.tickets import Line
+from shoal.flow.lines import Line
 
 MAX_COMPARED = 256
 """Waiting programs that are compared for one request, in the order in which they were served last."""

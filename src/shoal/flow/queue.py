@@ -4,7 +4,6 @@ Owns membership: a request is in here from `offer` until `take`, `serve` or `exp
 neither endpoints nor clients.
 """
 
-import heapq
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from shoal.flow.bands import Band, BandPolicy, Lane
 from shoal.flow.drain import DrainRate
+from shoal.flow.lines import Ascending
 from shoal.flow.tickets import Ticket
 
 MAX_LANES = 1000
@@ -58,7 +58,7 @@ class Queue:
         self._policy = policy
         self._lanes: dict[str, Lane] = {}
         self._live: dict[str, Ticket] = {}
-        self._expiry: list[tuple[float, int, Ticket]] = []
+        self._expiry = Ascending()
         self._occupancy: dict[int, Occupancy] = {}
         self._drains: dict[str, DrainRate] = {}
         self._number = 0
@@ -90,19 +90,18 @@ class Queue:
         self._number += 1
         ticket.number = self._number
         self._live[ticket.request_id] = ticket
-        self._push(ticket, now)
-        held = self._occupancy.setdefault(ticket.priority, Occupancy())
-        held.requests += 1
-        held.size_bytes += ticket.size_bytes
-        self.size_bytes += ticket.size_bytes
-        gives_up = self._gives_up(ticket)
-        if gives_up < math.inf:
-            heapq.heappush(self._expiry, (gives_up, ticket.number, ticket))
-
-    def _push(self, ticket: Ticket, now: float) -> None:
         lane = self.lane(ticket.lane)
         lane.band(ticket.priority, self._policy.of).push(ticket, now)
         lane.size += 1
+        held = self._occupancy.get(ticket.priority)
+        if held is None:
+            held = self._occupancy[ticket.priority] = Occupancy()
+        held.requests += 1
+        held.size_bytes += ticket.size_bytes
+        self.size_bytes += ticket.size_bytes
+        gives_up = self._gives_up(ticket, lane)
+        if gives_up < math.inf:
+            self._expiry.push(gives_up, ticket)
 
     def lane(self, name: str) -> Lane:
         """The lane of that name, made when it is new."""
@@ -142,8 +141,7 @@ class Queue:
         held.size_bytes -= ticket.size_bytes
         self.size_bytes -= ticket.size_bytes
         if len(self._expiry) > 2 * len(self._live) + 256:
-            self._expiry = [entry for entry in self._expiry if entry[2].is_live]
-            heapq.heapify(self._expiry)
+            self._expiry.prune()
 
     def spent(self, ticket: Ticket, tokens: float, now: float) -> None:
         """Note that a request has gone to an endpoint, at once or after a wait, and what it is thought to cost."""
@@ -167,16 +165,15 @@ class Queue:
 
     # ------------------------------------------------------------------ giving up
 
-    def _gives_up(self, ticket: Ticket) -> float:
+    def _gives_up(self, ticket: Ticket, lane: Lane) -> float:
         """When a request waits no longer, as things stand."""
-        lane = self._lanes[ticket.lane]
+        came, no_endpoint_s = ticket.arrived_at, self._policy.no_endpoint_ttl_s or math.inf
         if lane.empty_since is not None:
-            gives_up = max(ticket.arrived_at, lane.empty_since) + (self._policy.no_endpoint_ttl_s or math.inf)
+            gives_up = max(came, lane.empty_since) + no_endpoint_s
         else:
-            gives_up = max(ticket.arrived_at, lane.filled_at) + ticket.ttl_s
+            gives_up = max(came, lane.filled_at) + ticket.ttl_s
         # However often the pool comes and goes, the two together are the end of it.
-        backstop = ticket.arrived_at + ticket.ttl_s + (self._policy.no_endpoint_ttl_s or math.inf)
-        return min(gives_up, backstop, ticket.deadline)
+        return min(gives_up, came + ticket.ttl_s + no_endpoint_s, ticket.deadline)
 
     def seen(self, lane: Lane, *, has_endpoints: bool, now: float) -> None:
         """Note whether a lane has any endpoint: what its requests may wait depends on it."""
@@ -188,19 +185,18 @@ class Queue:
             lane.empty_since = now
         for band in lane.bands:
             for ticket in band.tickets():
-                heapq.heappush(self._expiry, (self._gives_up(ticket), ticket.number, ticket))
+                self._expiry.push(self._gives_up(ticket, lane), ticket)
 
     def expired(self, now: float, limit: int) -> list[Ticket]:
         """Take up to `limit` requests whose time is over."""
         found: list[Ticket] = []
-        while self._expiry and self._expiry[0][0] <= now and len(found) < limit:
-            ticket = heapq.heappop(self._expiry)[2]
-            if not ticket.is_live:
-                continue
-            gives_up = self._gives_up(ticket)
+        while len(found) < limit and (first := self._expiry.first()) is not None and first[0] <= now:
+            ticket = first[2]
+            self._expiry.pop()
+            gives_up = self._gives_up(ticket, self._lanes[ticket.lane])
             if gives_up > now:
                 if gives_up < math.inf:
-                    heapq.heappush(self._expiry, (gives_up, ticket.number, ticket))
+                    self._expiry.push(gives_up, ticket)
                 continue
             self._lanes[ticket.lane].leave(ticket, now)
             self._forget(ticket)
@@ -209,9 +205,8 @@ class Queue:
 
     def deadline(self) -> float | None:
         """When the next request may give up, None when none will."""
-        while self._expiry and not self._expiry[0][2].is_live:
-            heapq.heappop(self._expiry)
-        return self._expiry[0][0] if self._expiry else None
+        first = self._expiry.first()
+        return None if first is None else first[0]
 
     # ------------------------------------------------------------------ what is known of it
 
@@ -253,7 +248,7 @@ class Queue:
         """
         waiting = sorted(self._live.values(), key=lambda ticket: ticket.number)
         before = self._lanes
-        self._policy, self._lanes, self._occupancy, self._expiry = policy, {}, {}, []
+        self._policy, self._lanes, self._occupancy, self._expiry = policy, {}, {}, Ascending()
         self.size_bytes = 0
         self._live = {}
         for ticket in waiting:

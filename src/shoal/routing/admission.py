@@ -7,7 +7,9 @@ sends nothing itself: the router gives it the way to place a request, and it is 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from shoal.flow import Lane, Queue, Ticket
 from shoal.flow.queue import MAX_LANES
@@ -32,7 +34,7 @@ from shoal.routing.fetches import PromptKeys
 from shoal.routing.fleet import Fleet
 from shoal.routing.flowplan import FlowPlan
 from shoal.routing.models import ModelTable, Resolved
-from shoal.routing.room import Room
+from shoal.routing.room import Room, mean_of
 from shoal.routing.status import BandStatus, FlowStatus
 from shoal.routing.tenancy import Standing, Tenancy, slo_ttft_s, wait_limit_s
 
@@ -44,8 +46,11 @@ MAX_PER_STEP = 200
 """What one step may send or give up, so that no step takes long; the rest follows at once."""
 
 
-class Pending(NamedTuple):
-    """A request that can be placed.  keys: exact ones, none for the estimate.  ahead: how many went before it."""
+class Pending(msgspec.Struct, eq=False, gc=False):
+    """A request that can be placed.
+
+    keys: exact ones, none for the estimate.  ahead: how many went before it.  waited: told with it once it has.
+    """
 
     request: Request
     hashes: bytes
@@ -54,6 +59,7 @@ class Pending(NamedTuple):
     keys: PromptKeys = PromptKeys()
     priority: int = 0
     ahead: int = 0
+    waited: Waited | None = None
 
 
 class Sender(Protocol):
@@ -127,12 +133,12 @@ class Admission:
         self._queue.configure(plan.queue, self._renew, now)
 
     def _renew(self, ticket: Ticket) -> None:
-        pending = _pending(ticket)
+        pending: Pending = ticket.item
         standing = self._tenancy.of(pending.request)
         ticket.priority, ticket.weight = standing.priority, standing.weight
         if self._plan is not None:
             ticket.ttl_s = self._plan.ttl_s
-        ticket.item = pending._replace(priority=standing.priority)
+        pending.priority = standing.priority
 
     # ------------------------------------------------------------------ at the door
 
@@ -140,8 +146,7 @@ class Admission:
         """Send a request, let it wait, or refuse it."""
         request = pending.request
         standing = self._tenancy.of(request)
-        if standing.priority:
-            pending = pending._replace(priority=standing.priority)
+        pending.priority = standing.priority
         wait_s = self._charges.open(request, standing, now)
         if wait_s:
             return [self._over_budget(pending, wait_s)]
@@ -153,9 +158,9 @@ class Admission:
         lane = queue.lane(ticket.lane)
         queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
         if len(rows) and not lane.size:
-            saturation = room.saturation(now)
-            ceiling = room.ceilings(self._bands(ticket.priority), saturation)[ticket.priority]
-            open_rows = room.below(rows, saturation, ceiling)
+            levels = room.levels(now)
+            ceiling = room.ceilings(self._bands(ticket.priority), levels).of[ticket.priority]
+            open_rows = room.below(rows, levels, ceiling)
             if len(open_rows):
                 sent = self._sender.send(pending, open_rows, now)
                 if isinstance(sent, Forward):
@@ -166,14 +171,11 @@ class Admission:
         full = queue.full(ticket)
         if full:
             return [self._turned_away(pending, self._full(full, ticket, has_endpoints=len(rows) > 0, now=now), now)]
-        ahead = sum(band.size for band in lane.bands if band.priority >= ticket.priority)
-        if ahead:
-            ticket.item = Pending(*pending[:-1], ahead)
+        pending.ahead = sum([band.size for band in lane.bands if band.priority >= ticket.priority])
         # Where others wait already, one more of the same or a lower priority cannot go before them.
-        highest = next((band.priority for band in lane.bands if band.size), None)
-        self._has_news = highest is None or ticket.priority > highest
+        self._has_news = max([band.priority for band in lane.bands if band.size], default=-math.inf) < ticket.priority
         queue.offer(ticket, now)
-        return [Hold(request.id, ticket.priority, ahead)]
+        return [Hold(request.id, ticket.priority, pending.ahead)]
 
     def _straight(self, pending: Pending, rows: Rows, now: float) -> Command:
         sent = self._sender.send(pending, rows, now)
@@ -195,26 +197,26 @@ class Admission:
                 self._sessions.popitem(last=False)
 
     def _ticket(self, pending: Pending, standing: Standing, rows: Rows, plan: FlowPlan) -> Ticket:
-        request = pending.request
-        arrived_at = pending.arrived_at
-        seen_at, seen_tokens = self._sessions.get((request.tenant_id, request.session_id), (-math.inf, 0))
-        is_follow_up = bool(request.session_id) and arrived_at - seen_at < SESSION_S
-        output = expected_output_tokens(request)
-        prompt = request.prompt_tokens - (seen_tokens if is_follow_up else 0)
+        request, arrived_at = pending.request, pending.arrived_at
+        prompt, is_follow_up = request.prompt_tokens, False
+        if request.session_id:
+            seen_at, seen_tokens = self._sessions.get((request.tenant_id, request.session_id), (-math.inf, 0))
+            is_follow_up = arrived_at - seen_at < SESSION_S
+            prompt -= seen_tokens if is_follow_up else 0
         return Ticket(
             request.id,
-            lane=self._lane(pending, rows),
-            priority=standing.priority,
-            tenant_id=request.tenant_id,
-            weight=standing.weight,
-            size_bytes=request.body_bytes,
-            work_tokens=float(max(1, prompt) + output),
-            arrived_at=arrived_at,
-            ttl_s=plan.ttl_s,
-            deadline=arrived_at + wait_limit_s(request),
-            slo_ttft_s=slo_ttft_s(request),
-            is_follow_up=is_follow_up,
-            item=pending,
+            self._lane(pending, rows),
+            standing.priority,
+            request.tenant_id,
+            standing.weight,
+            request.body_bytes,
+            float(max(1, prompt) + expected_output_tokens(request)),
+            arrived_at,
+            plan.ttl_s,
+            arrived_at + wait_limit_s(request) if request.headers else math.inf,
+            slo_ttft_s(request) if request.headers else math.inf,
+            is_follow_up,
+            pending,
         )
 
     def _lane(self, pending: Pending, rows: Rows) -> str:
@@ -303,10 +305,9 @@ class Admission:
             queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
             if not len(rows):
                 return
-            saturation = room.saturation(now)
-            ceilings = room.ceilings(self._bands(first.priority), saturation)
-            highest = max(ceilings.values())
-            least = room.least(rows, saturation)
+            levels = room.levels(now)
+            ceilings, highest = room.ceilings(self._bands(first.priority), levels)
+            least = room.least(rows, levels)
             if least >= highest:
                 self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[first.priority], now))
                 return
@@ -318,7 +319,7 @@ class Admission:
             rows = rows if ticket is first else self._rows(ticket, now)
             own = ceilings[ticket.priority]
             ceiling = highest if least >= own else own
-            open_rows = room.below(rows, saturation, ceiling)
+            open_rows = room.below(rows, levels, ceiling)
             if not len(open_rows):
                 self._opens_at = min(self._opens_at, room.opens_at(rows, own, now))
                 return
@@ -328,13 +329,14 @@ class Admission:
             commands.append(command)
 
     def _rows(self, ticket: Ticket, now: float) -> Rows:
-        pending = _pending(ticket)
+        pending: Pending = ticket.item
         return self._candidates.rows(pending.resolved.target, pending.request, now)
 
     def _let_go(self, ticket: Ticket, rows: Rows, now: float) -> Command | None:
         queue = self._queue
         assert queue is not None
-        pending = _pending(ticket)
+        pending: Pending = ticket.item
+        pending.waited = self._waited(pending, now)
         try:
             sent = self._sender.send(pending, rows, now)
         except Exception as error:
@@ -344,13 +346,14 @@ class Admission:
         if isinstance(sent, Refusal):
             if sent.reason is RefusalReason.SATURATED:
                 # A filter lets nobody pass: what it looks at may change without an event.
+                pending.waited = None
                 self._opens_at = min(self._opens_at, now + RETRY_S)
                 return None
             queue.take(ticket.request_id, now)
             return self._turned_away(pending, sent, now)
         queue.serve(ticket, now)
         self._sent(pending, ticket, now)
-        return _with(sent, self._waited(pending, now))
+        return sent
 
     def _failed(self, pending: Pending, error: Exception, now: float) -> Refuse:
         """Refuse a request that waited and that a plugin failed on."""
@@ -364,7 +367,7 @@ class Admission:
         commands: list[Command] = []
         for ticket in queue.oldest(MAX_PER_STEP):
             queue.take(ticket.request_id, now)
-            pending = _pending(ticket)
+            pending: Pending = ticket.item
             rows = self._candidates.rows(pending.resolved.target, pending.request, now)
             try:
                 commands.append(self._straight(pending, rows, now))
@@ -383,17 +386,17 @@ class Admission:
             self._charges.dropped(request_id, now)
             return []
         refusal = Refusal(reason=RefusalReason.CLIENT_GONE, message="the client left while its request was queued")
-        return [self._turned_away(_pending(ticket), refusal, now)]
+        return [self._turned_away(ticket.item, refusal, now)]
 
     def drop(self, is_meant: Callable[[Request], bool], refusal: Refusal, now: float) -> list[Command]:
         """Refuse those of the requests that wait which are meant."""
         queue = self._queue
         if queue is None:
             return []
-        meant = [ticket for ticket in queue.oldest(len(queue)) if is_meant(_pending(ticket).request)]
+        meant = [ticket for ticket in queue.oldest(len(queue)) if is_meant(ticket.item.request)]
         for ticket in meant:
             queue.take(ticket.request_id, now)
-        return [self._turned_away(_pending(ticket), refusal, now) for ticket in meant]
+        return [self._turned_away(ticket.item, refusal, now) for ticket in meant]
 
     def recorded(self, flight: Flight, outcome: Outcome, now: float) -> None:
         """Learn from the record of a request."""
@@ -436,7 +439,7 @@ class Admission:
     def _full(self, what: str, ticket: Ticket, *, has_endpoints: bool, now: float) -> Refusal:
         assert self._queue is not None
         if not has_endpoints:
-            target = _pending(ticket).resolved.target
+            target = ticket.item.resolved.target
             message = f"{self._candidates.nobody(target)} And as many requests wait as may."
             return Refusal(reason=RefusalReason.NO_ENDPOINTS, message=message, retry_after_s=1.0)
         wait_s = self._queue.wait_s(ticket, now)
@@ -445,7 +448,7 @@ class Admission:
 
     def _gave_up(self, ticket: Ticket, now: float) -> Command:
         assert self._queue is not None
-        pending = _pending(ticket)
+        pending: Pending = ticket.item
         waited_s = now - pending.arrived_at
         if not len(self._rows(ticket, now)):
             message = f"{self._candidates.nobody(pending.resolved.target)} The request waited {waited_s:.0f} s for one."
@@ -466,7 +469,7 @@ class Admission:
         queue, plan = self._queue, self._plan
         if queue is None or plan is None or self._room is None:
             return FlowStatus()
-        saturation = self._room.saturation(now)
+        levels = self._room.levels(now)
         bands = [
             BandStatus(
                 priority=priority,
@@ -485,7 +488,7 @@ class Admission:
             max_requests=plan.queue.max_requests,
             max_bytes=plan.queue.max_bytes,
             bands=bands,
-            saturation=float(saturation.mean()) if len(saturation) else 1.0,
+            saturation=mean_of(levels),
             drain_per_s=queue.drain_per_s(now),
             open_charges=len(self._charges),
         )
@@ -519,21 +522,3 @@ def _may_go(ceilings: Mapping[int, float], highest: float, least: float) -> Call
 def failed(error: Exception) -> Refusal:
     """What a client is told whose request waited and then met a plugin's fault."""
     return Refusal(reason=RefusalReason.INTERNAL, message=f"a plugin failed: {type(error).__name__}")
-
-
-def _pending(ticket: Ticket) -> Pending:
-    pending = ticket.item
-    assert isinstance(pending, Pending)
-    return pending
-
-
-def _with(forward: Forward, waited: Waited) -> Forward:
-    return Forward(
-        forward.request_id,
-        forward.endpoints,
-        forward.response_headers,
-        forward.model,
-        forward.retry_allowed,
-        forward.priority,
-        waited,
-    )

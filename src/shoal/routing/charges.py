@@ -3,25 +3,24 @@
 Owns every reservation from the door until it is refunded or settled, and what was charged for each request in flight.
 """
 
+import msgspec
+
 from shoal.flow import Budgets, Queue, Reservation, Ticket
 from shoal.pool import Outcome, Request
 from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Flight
 from shoal.routing.tenancy import Standing
 
 
-class _Charge:
+class _Charge(msgspec.Struct, eq=False, gc=False):
     """ticket: None when no queue is asked.  tokens: charged to the tenant's share at dispatch."""
 
-    __slots__ = ("reservation", "ticket", "tokens")
-
-    def __init__(self, reservation: Reservation | None) -> None:
-        self.reservation = reservation
-        self.ticket: Ticket | None = None
-        self.tokens = 0.0
+    reservation: Reservation | None
+    ticket: Ticket | None = None
+    tokens: float = 0.0
 
 
 class Charges:
-    """One per request that waits or is in flight."""
+    """One per request that holds a reservation, or is in flight and was charged to its tenant's share."""
 
     __slots__ = ("_by_id", "budgets")
 
@@ -34,25 +33,27 @@ class Charges:
 
     def open(self, request: Request, standing: Standing, now: float) -> float:
         """Reserve a request's budget; returns 0.0, or the seconds until there is enough and then nothing is held."""
-        reservation: Reservation | None = None
-        if standing.payer:
-            asked = request.max_output_tokens
-            output = min(asked, ASSUMED_OUTPUT_TOKENS) if asked is not None else ASSUMED_OUTPUT_TOKENS
-            made = self.budgets.reserve(standing.payer, standing.allowance, float(request.prompt_tokens + output), now)
-            if not isinstance(made, Reservation):
-                return max(made, 1e-3)
-            reservation = made
-        self._by_id[request.id] = _Charge(reservation)
+        if not standing.payer:
+            return 0.0
+        asked = request.max_output_tokens
+        output = min(asked, ASSUMED_OUTPUT_TOKENS) if asked is not None else ASSUMED_OUTPUT_TOKENS
+        made = self.budgets.reserve(standing.payer, standing.allowance, float(request.prompt_tokens + output), now)
+        if not isinstance(made, Reservation):
+            return max(made, 1e-3)
+        self._by_id[request.id] = _Charge(made)
         return 0.0
 
     def sent(self, flight: Flight, ticket: Ticket | None, queue: Queue | None, now: float) -> None:
         """Charge a request that goes to an endpoint with what it is thought to cost."""
-        charge = self._by_id.get(flight.request.id)
-        if charge is None or ticket is None or queue is None:
+        if ticket is None or queue is None:
             return
-        charge.ticket = ticket
-        charge.tokens = max(1.0, flight.uncached_tokens + flight.output_tokens)
-        queue.spent(ticket, charge.tokens, now)
+        tokens = max(1.0, flight.uncached_tokens + flight.output_tokens)
+        charge = self._by_id.get(flight.request.id)
+        if charge is None:
+            self._by_id[flight.request.id] = _Charge(None, ticket, tokens)
+        else:
+            charge.ticket, charge.tokens = ticket, tokens
+        queue.spent(ticket, tokens, now)
 
     def dropped(self, request_id: str, now: float) -> None:
         """Refund a request that was not served."""

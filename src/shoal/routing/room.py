@@ -4,12 +4,14 @@ Owns the way from the fleet's columns to the figures of a detector; what is full
 be for whom the usage limit's.
 """
 
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.flow import Loads
+from shoal.flow import FewDetector, Loads
 from shoal.flow.adaptive import Draining, Learning, Sample
 from shoal.pool import Outcome, Signals
 from shoal.routing.books import Flight
@@ -18,9 +20,17 @@ from shoal.routing.flowplan import FlowPlan
 from shoal.scheduling.plugin import FEW
 
 Rows = npt.NDArray[np.intp]
+Levels = list[float] | Floats
 MAX_SETS = 64
 CYCLE_S = 0.01
 """A usage limit that lets some cycles pass and others not is asked again after this time."""
+
+
+class Ceilings(NamedTuple):
+    """How full an endpoint may be.  of: each priority; highest: of them all."""
+
+    of: Mapping[int, float]
+    highest: float
 
 
 class Room:
@@ -31,6 +41,7 @@ class Room:
         "_cycle",
         "_draining",
         "_endpoints",
+        "_few",
         "_fleet",
         "_had_foreign",
         "_known",
@@ -57,29 +68,32 @@ class Room:
         # Asking a protocol costs more than asking the detector.
         self._plan = plan
         self._learning = plan.detector if isinstance(plan.detector, Learning) else None
+        self._few = plan.detector if isinstance(plan.detector, FewDetector) else None
         self._draining = plan.detector if isinstance(plan.detector, Draining) else None
-        self._ceilings: dict[frozenset[int], Mapping[int, float]] = {}
+        self._ceilings: dict[frozenset[int], Ceilings] = {}
 
-    def saturation(self, now: float) -> Floats:
-        """How full each endpoint of the fleet is, by row."""
-        return self._plan.detector.saturation(self._loads(now))
+    def levels(self, now: float) -> Levels:
+        """How full each endpoint of the fleet is, by row; plain numbers for a few."""
+        loads = self._loads(now)
+        if self._few is not None and len(loads.ids) <= FEW:
+            return self._few.saturation_few(loads)
+        saturation = self._plan.detector.saturation(loads)
+        return saturation.tolist() if len(saturation) <= FEW else saturation
 
     @staticmethod
-    def below(rows: Rows, saturation: Floats, ceiling: float) -> Rows:
+    def below(rows: Rows, levels: Levels, ceiling: float) -> Rows:
         """Those of `rows` that are less full than a ceiling."""
-        if len(saturation) > FEW:
-            return rows[saturation[rows] < ceiling]
-        values = saturation.tolist()
-        picked = [row for row in rows.tolist() if values[row] < ceiling]
+        if not isinstance(levels, list):
+            return rows[levels[rows] < ceiling]
+        picked = [row for row in rows.tolist() if levels[row] < ceiling]
         return rows if len(picked) == len(rows) else np.array(picked, np.intp)
 
     @staticmethod
-    def least(rows: Rows, saturation: Floats) -> float:
+    def least(rows: Rows, levels: Levels) -> float:
         """How full the emptiest of `rows` is."""
-        if len(saturation) > FEW:
-            return float(saturation[rows].min())
-        values = saturation.tolist()
-        return float(min([values[row] for row in rows.tolist()]))
+        if not isinstance(levels, list):
+            return float(levels[rows].min())
+        return min(levels) if len(rows) == len(levels) else min([levels[row] for row in rows.tolist()])
 
     def _loads(self, now: float) -> Loads:
         fleet = self._fleet
@@ -107,22 +121,24 @@ class Room:
             loads.inflight_requests = own + fleet.columns["foreign_requests"] if fleet.has_foreign else own
         return loads
 
-    def ceilings(self, priorities: frozenset[int], saturation: Floats) -> Mapping[int, float]:
+    def ceilings(self, priorities: frozenset[int], levels: Levels) -> Ceilings:
         """How full an endpoint may be for each of the priorities."""
         policy = self._plan.usage_limit
         known = self._ceilings.get(priorities) if policy.is_steady else None
         if known is None:
             bands = sorted(priorities, reverse=True)
-            mean = float(saturation.mean()) if len(saturation) else 1.0
             self._cycle += 1
-            known = dict(zip(bands, policy.ceilings(bands, mean, self._cycle), strict=True))
+            found = policy.ceilings(bands, mean_of(levels), self._cycle)
+            known = Ceilings(dict(zip(bands, found, strict=True)), max(found))
             if policy.is_steady and len(self._ceilings) < MAX_SETS:
                 self._ceilings[priorities] = known
         return known
 
     def opens_at(self, rows: Rows, ceiling: float, now: float) -> float:
         """When an endpoint of `rows` will be below the ceiling though nothing happens, infinite for never."""
-        found = np.inf
+        if self._draining is None and self._plan.usage_limit.is_steady:
+            return math.inf
+        found = math.inf
         if self._draining is not None and len(rows):
             found = float(self._draining.opens_in_s(self._loads(now), max(ceiling, 1e-9))[rows].min())
         if not self._plan.usage_limit.is_steady and ceiling <= 0.0:
@@ -134,9 +150,11 @@ class Room:
     def answered(self, flight: Flight, outcome: Outcome, now: float) -> None:
         """Learn from the record of a request that its chosen endpoint streamed."""
         learning = self._learning
+        if learning is None:
+            return
         member = self._fleet.get(flight.decision.chosen[0])
         ttft_s = flight.engine_ttft_s(outcome)
-        if learning is None or member is None or ttft_s is None or outcome.status != 200:
+        if member is None or ttft_s is None or outcome.status != 200:
             return
         if not flight.request.is_streaming or outcome.served_address != member.endpoint.address:
             return
@@ -158,3 +176,8 @@ class Room:
         """Forget an endpoint."""
         if self._learning is not None:
             self._learning.left(endpoint_id)
+
+
+def mean_of(levels: Levels) -> float:
+    """How full the pool is; full where there is nothing."""
+    return float(np.mean(levels)) if len(levels) else 1.0

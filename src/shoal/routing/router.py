@@ -252,7 +252,7 @@ class Router:
 
     def send(self, pending: Pending, rows: Rows, now: float) -> Forward | Refusal:
         """Choose an endpoint among `rows` and book the request there, or say why not."""
-        request, hashes, resolved, arrived_at, keys, priority, ahead = pending
+        request, hashes, resolved, keys = pending.request, pending.hashes, pending.resolved, pending.keys
         if len(rows) == 0:
             reason = RefusalReason.NO_ENDPOINTS
             return Refusal(reason=reason, message=self._candidates.nobody(resolved.target), retry_after_s=1.0)
@@ -273,7 +273,7 @@ class Router:
                 return holding
             view = holding
         # Without flow control a priority is only ever one that the client may ask for: a lower one.
-        low = priority if self._admission else min(0, self._config.objectives.get(request.objective, 0))
+        low = pending.priority if self._admission else min(0, self._config.objectives.get(request.objective, 0))
         decision = self._scheduler.schedule(asked, view, now, low)
         if isinstance(decision, Refusal):
             return decision
@@ -281,9 +281,9 @@ class Router:
             decision = self._bursts.join(request, blocks, decision, view, now)
         decision = self._returns.keep(request, decision, view, now)
         member = fleet.at(decision.chosen[0])
-        flight = Flight(request, resolved.target, hashes, decision, arrived_at)
+        flight = Flight(request, resolved.target, hashes, decision, pending.arrived_at)
         flight.dispatched_at = now
-        flight.priority, flight.ahead = priority, ahead
+        flight.priority, flight.ahead = pending.priority, pending.ahead
         if match is not None:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
@@ -301,7 +301,7 @@ class Router:
         self._flights[request.id] = flight
         self._scheduler.dispatched(asked, view, decision, now)
         self.explanations.keep(flight)
-        return self._forward(flight, resolved.target if resolved.is_rewritten else "")
+        return self._forward(flight, resolved.target if resolved.is_rewritten else "", pending.waited)
 
     def _expect_exactly(self, flight: Flight, held: Held, member: Member, keys: PromptKeys) -> None:
         """Note what the exact index promises of the chosen endpoint, and what will lie there."""
@@ -314,7 +314,7 @@ class Router:
         flight.matched_tokens = int(worth or 0.0)
         self._exact.sent(flight.request.id, member, keys)
 
-    def _forward(self, flight: Flight, model: str) -> Forward:
+    def _forward(self, flight: Flight, model: str, waited: Waited | None) -> Forward:
         request, at = flight.request, self._fleet.at
         chosen = flight.decision.chosen if request.retry_allowed else flight.decision.chosen[:1]
         return Forward(
@@ -324,6 +324,7 @@ class Router:
             model,
             request.retry_allowed,
             flight.priority,
+            waited,
         )
 
     # ------------------------------------------------------------------ refusals

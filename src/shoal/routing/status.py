@@ -34,7 +34,7 @@ class BandStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The queue.  saturation: mean over the endpoints, 1 is full.  drain_per_s: requests that were sent of late.
-    open_charges: requests that wait or are in flight."""
+    open_charges: requests that hold a reservation or a charge."""
 
     is_on: bool = False
     requests: int = 0

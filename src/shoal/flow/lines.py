@@ -1,0 +1,103 @@
+"""The line of one tenant's requests, and tickets in ascending order of some figure, of which most come in that order.
+
+Owns how the first one is found.  Those that left stay until they come up, so neither joining nor leaving looks at more
+than a few others.  A heap moves a dozen entries for each that goes, all over memory; where requests come first and go
+first nothing has to move.  So what comes in order is a run, and only the rest is a heap.  Whose line goes next is
+`fairness`.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+from shoal.flow.tickets import Ticket
+
+Entry = tuple[float, int, Ticket]
+"""(figure, the ticket's number, ticket)."""
+
+
+class Ascending:
+    """Entries of tickets; those of tickets that are not live count for nothing."""
+
+    __slots__ = ("_rest", "_run")
+
+    def __init__(self) -> None:
+        self._run: deque[Entry] = deque()
+        self._rest: list[Entry] = []
+
+    def __len__(self) -> int:
+        """How many entries there are, those that count for nothing included."""
+        return len(self._run) + len(self._rest)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """The tickets of all entries, in no order."""
+        yield from [entry[2] for entry in (*self._run, *self._rest) if entry[2].is_live]
+
+    def push(self, figure: float, ticket: Ticket) -> None:
+        """Add an entry."""
+        entry, run = (figure, ticket.number, ticket), self._run
+        if not run or entry > run[-1]:
+            run.append(entry)
+        else:
+            heappush(self._rest, entry)
+
+    def first(self) -> Entry | None:
+        """The smallest entry, None when there is none."""
+        run, rest = self._run, self._rest
+        while run or rest:
+            is_next = not rest or (bool(run) and run[0] < rest[0])
+            entry = run[0] if is_next else rest[0]
+            if entry[2].is_live:
+                return entry
+            self._drop(is_next)
+        return None
+
+    def pop(self) -> None:
+        """Drop the smallest entry."""
+        run, rest = self._run, self._rest
+        self._drop(not rest or (bool(run) and run[0] < rest[0]))
+
+    def _drop(self, is_of_run: bool) -> None:
+        if is_of_run:
+            self._run.popleft()
+        else:
+            heappop(self._rest)
+
+    def prune(self) -> None:
+        """Drop the entries that count for nothing."""
+        self._run = deque([entry for entry in self._run if entry[2].is_live])
+        self._rest = [entry for entry in self._rest if entry[2].is_live]
+        heapify(self._rest)
+
+
+class Line:
+    """The requests of one tenant in one band, the one with the smallest key first; of equals the earlier one."""
+
+    __slots__ = ("_order", "size", "tenant_id", "weight")
+
+    def __init__(self, tenant_id: str) -> None:
+        self.tenant_id = tenant_id
+        self.weight = 1.0
+        self.size = 0
+        self._order = Ascending()
+
+    def push(self, ticket: Ticket) -> None:
+        """Add a ticket that has its key and number."""
+        self._order.push(ticket.key, ticket)
+        self.weight = ticket.weight
+        self.size += 1
+
+    def head(self) -> Ticket | None:
+        """The ticket that goes next, None when the line is empty."""
+        first = self._order.first()
+        return None if first is None else first[2]
+
+    def left(self) -> None:
+        """Note that one of its tickets is live no more."""
+        self.size -= 1
+        if len(self._order) > 2 * self.size + 64:
+            self._order.prune()
+
+    def tickets(self) -> list[Ticket]:
+        """All live tickets, in no order."""
+        return list(self._order)
