@@ -5,7 +5,8 @@ Owns the sentences; docs/twin.md has the same ones, and a test compares them.
 
 MODELLED = (
     "Every decision of the router: the code that runs live, with its configuration and plugins.",
-    "Paged KV caches with prefix reuse and eviction, continuous batching, chunked prefill and preemption.",
+    "Paged KV caches with prefix reuse and eviction, tiers below them, continuous batching, chunked prefill and "
+    "preemption.",
     "The time of each step, by a roofline of model and accelerator.",
     "Delays of network, metrics, records, KV events and gossip between pickers.",
     "Retries before the first byte; engines that die, come back and slow down.",
@@ -15,6 +16,8 @@ NOT_MODELLED = (
     "Tokenising, parsing, and the CPU of the picker itself.",
     "Clients' networks.",
     "Interference inside an engine beyond the step time.",
+    "Prefill and decode on different engines, and reuse of what an engine generated: an answer that comes back in a "
+    "prompt is computed.",
     "What a prompt says: prompts are lengths and what they share, and answers have the lengths of the workload.",
 )
 
