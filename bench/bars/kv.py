@@ -16,14 +16,14 @@ import numpy as np
 from bench.bars.decide import router_of
 from bench.bars.registry import Figure, bar
 from bench.processes import rss_bytes
-from shoal.pool.kvevents import KvEvent, KvStored, Tier
+from shoal.pool.kvevents import KvStored, Tier
 from shoal.prefix.exact import ExactIndex
 from shoal.prefix.hashing import read_blocks
 from shoal.prefix.ledger import Cleared, Ledger, Removed, Stored
 from shoal.prefix.tokens import TokenHasher
 from shoal.routing import Router
 from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored
-from shoal.wire.kvevents import decode
+from shoal.wire.kvevents import decode_all
 
 BLOCK_TOKENS = 16
 MODEL = "bench-model"
@@ -90,9 +90,7 @@ class Feed:
 
     def take(self, payloads: list[bytes]) -> None:
         """Take the messages that were waiting in a socket."""
-        events: list[KvEvent] = []
-        for payload in payloads:
-            events += decode(payload).events
+        events = decode_all(payloads).events
         handle, id = self._router.handle, self._endpoint_id
         for change in self._ledger.apply(events):
             if isinstance(change, Stored):

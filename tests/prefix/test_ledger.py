@@ -1,5 +1,7 @@
 """The ledger against a model of an engine's cache: what it says is held is what lies there."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -239,3 +241,53 @@ def test_b3_stores_without_removes_keep_to_the_budget_and_the_newest() -> None:
     for tokens in prompts[-20:]:
         raw = HASHER.hash_tokens(np.array(tokens, "<u4").tobytes(), "m", "", "", SIZE)
         assert set(read_blocks(raw).tolist()) <= held.keys[Tier.GPU]
+
+
+longer = st.lists(st.integers(1, 3), min_size=1, max_size=12).map(tuple)
+busy = st.lists(
+    st.tuples(st.sampled_from(["compute"] * 6 + ["offload", "evict", "evict", "drop", "report"]), longer),
+    min_size=10,
+    max_size=60,
+)
+
+
+@given(busy, st.integers(1, 60), st.sampled_from([1 << 20, 3_000]))
+@settings(deadline=None)
+def test_many_events_at_once_come_to_what_they_come_to_one_by_one(
+    history: list[tuple[str, tuple[int, ...]]], begun: int, max_bytes: int
+) -> None:
+    engine, ledgers, helds = Engine(), (fresh(max_bytes), fresh(max_bytes)), (Held(), Held())
+    events = [event for verb, names in history for event in play(engine, verb, names)]
+    begun = min(begun, len(events))
+    for ledger, held in zip(ledgers, helds, strict=True):
+        held.take(ledger.apply(events[:begun]))
+    for event in events[begun:]:
+        helds[0].take(ledgers[0].apply([event]))
+    helds[1].take(ledgers[1].apply(events[begun:]))
+    truth = engine.sets()
+    if max_bytes > 3_000:
+        assert helds[0].sets() == helds[1].sets() == truth
+        assert ledgers[0].gauges() == ledgers[1].gauges()
+    for held in helds:
+        assert all(keys <= truth.get(tier, set()) for tier, keys in held.sets().items())
+
+
+def test_events_that_follow_one_another_in_a_batch_are_chained_whatever_their_sizes() -> None:
+    names = tuple(number % 7 for number in range(200))
+    cuts = [0, 1, 2, 5, 6, 30, 31, 32, 33, 34, 90, 199, 200]
+    events: list[KvEvent] = [stored(names[:end], start) for start, end in pairwise(cuts)]
+    events.insert(3, stored((8, *names[:20])))
+    expected = set(keys_of(names)) | set(keys_of((8, *names[:20])))
+    assert said(fresh(), *events) == {Tier.GPU: expected}
+    ledger, held = fresh(), Held()
+    held.take(ledger.apply([events[0], *reversed(events[1:])]))
+    assert held.sets() == {Tier.GPU: expected}
+    assert ledger.gauges().orphans == 0
+
+
+def test_an_event_that_makes_its_own_parent_is_not_believed() -> None:
+    ledger = fresh()
+    own = KvStored([5, 6], 6, tokens_of((1, 2)), SIZE)
+    circle = [KvStored([7], 8, tokens_of((1,)), SIZE), KvStored([8], 7, tokens_of((2,)), SIZE)]
+    good = stored(tuple(range(1, 21)))
+    assert ledger.apply([own, *circle, good]) == fresh().apply([good])

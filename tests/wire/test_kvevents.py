@@ -6,7 +6,7 @@ the packed events were made after their message classes.
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kernel import InvalidInput
-from shoal.pool.kvevents import KvCleared, KvRemoved, KvStored, Tier
+from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored, Tier
 from shoal.wire.kvevents import (
     END_OF_REPLAY,
     MAX_EVENTS,
@@ -24,7 +24,9 @@ from shoal.wire.kvevents import (
     MAX_PAYLOAD_BYTES,
     MAX_TOKENS,
     KvBatch,
+    KvReading,
     decode,
+    decode_all,
     read_frames,
 )
 
@@ -78,6 +80,53 @@ def one(event: Any) -> Any:
 def test_what_engines_published_is_read_as_it_was_before(name: str) -> None:
     expected = json.loads((GOLDEN / f"{name}.json").read_text())
     assert [as_document(frames) for frames in captured(name)] == expected
+
+
+def fields_of(events: Sequence[KvEvent]) -> list[tuple[Any, ...]]:
+    """What events say, whatever class of ours each is of."""
+    return [msgspec.structs.astuple(event)[:9] for event in events]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.bin")))
+def test_messages_together_say_what_each_says_alone(name: str) -> None:
+    payloads = [payload for frames in captured(name) if (payload := read_frames(frames)[2])]
+    alone = [decode(payload) for payload in payloads]
+    read = decode_all(payloads)
+    assert fields_of(read.events) == [each for batch in alone for each in fields_of(batch.events)]
+    assert (read.skipped, read.unreadable) == (sum(batch.skipped for batch in alone), 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"block_hashes": [-1, 2]},
+        {"block_hashes": [b"digest", 2]},
+        {"parent_block_hash": -5},
+        {"medium": "cpu"},
+        {"lora_name": "a"},
+        {"lora_id": 3},
+        {"extra_keys": [["salt"], None]},
+        {"cache_salt": "salt"},
+        {"locality": "REMOTE"},
+        {"token_ids": None},
+        {"kv_cache_spec_kind": None},
+        {"group_idx": None},
+    ],
+)
+def test_an_unusual_event_among_others_is_read_as_alone(fields: dict[str, Any]) -> None:
+    events = [stored(), stored(**fields), {"type": "BlockRemoved", "block_hashes": [1]}]
+    payloads = [pack([1.0, [event], 0]) for event in events]
+    expected = [decode(payload).events[0] for payload in payloads]
+    assert fields_of(decode_all(payloads).events) == fields_of(expected)
+
+
+def test_a_message_that_cannot_be_read_costs_no_other() -> None:
+    odd = pack([1.0, [stored(), {"type": "Later"}], 0])
+    good = pack([1.0, [{"type": "AllBlocksCleared"}], 0])
+    read = decode_all([good, b"\xc1", odd, pack(7), bytes(MAX_PAYLOAD_BYTES + 1), good])
+    assert [type(event) for event in read.events] == [KvCleared, KvStored, KvCleared]
+    assert (read.skipped, read.unreadable) == (1, 3)
+    assert decode_all([]) == KvReading([], 0, 0)
 
 
 def test_digests_and_numbers_of_one_engine_name_the_same_blocks() -> None:

@@ -1,11 +1,11 @@
-"""From an engine's hash to what we know of the block: sorted arrays, 18 bytes a block, and a few newest in dicts.
+"""From an engine's hash to what we know of the block: sorted arrays, 18 bytes a block, the newest ones apart.
 
-Owns where rows lie, their age and who is let go when there are too many.  What a row's value means is `ledger`'s.
+Owns where rows lie, their age and who is let go when there are too many.  What keys and states mean is `ledger`'s.
 """
 
-from array import array
 from collections.abc import Iterator
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +13,18 @@ import numpy.typing as npt
 from shoal.prefix.hashing import Blocks
 
 STATE_BITS = 8
-"""A value is `key << STATE_BITS | state`."""
+"""States are numbers below 2**8."""
 
-_STATE_MASK = (1 << STATE_BITS) - 1
+_STATE_MASK = np.uint16((1 << STATE_BITS) - 1)
 BOUND_BYTES = 24
 """What a row takes at most, with spare room and the newest rows of its segment."""
 
 _ROW_BYTES = 18
-# What a row takes until it is merged: dict cell and two numbers.
-_RECENT_BYTES = 150
 
 # A segment is merged as a whole, so its size bounds how long that may take: under 2 ms.
 _MAX_SEGMENT = 1 << 16
 _MIN_RECENT = 256
-_MAX_RECENT = 1024
+_MAX_RECENT = 2048
 _RECENT_SHARE = 16
 _SLACK = 4
 _MAPPED_ROWS = 1 << 13
@@ -36,22 +34,58 @@ _OLD = 200
 _EPOCHS = 64
 
 Marks = npt.NDArray[np.uint16]
+Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
 
+class Known(NamedTuple):
+    """What is known of some hashes, in their order; key and state are 0 where `is_known` is False."""
+
+    is_known: Flags
+    keys: Blocks
+    states: Marks
+
+
+class Listed(NamedTuple):
+    """Rows.  hashes: distinct."""
+
+    hashes: Blocks
+    keys: Blocks
+    states: Marks
+
+    def take(self, places: Rows) -> "Listed":
+        """Return some of them."""
+        return Listed(self.hashes.take(places), self.keys.take(places), self.states.take(places))
+
+    def cut(self, start: int, end: int) -> "Listed":
+        """Return those from one place to another."""
+        return Listed(self.hashes[start:end], self.keys[start:end], self.states[start:end])
+
+    def join(self, other: "Listed") -> "Listed":
+        """Return these and others."""
+        return Listed(
+            np.concatenate((self.hashes, other.hashes)),
+            np.concatenate((self.keys, other.keys)),
+            np.concatenate((self.states, other.states)),
+        )
+
+
+NOTHING = Listed(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint16))
+
+
 class Segment:
-    """The rows of one range of hashes.  recent: rows of late, by hash, that are not in the arrays."""
+    """The rows of one range of hashes, in order.  marks: state and age.  recent: rows of late, in order as well, that
+    are not in the arrays."""
 
     __slots__ = ("count", "hashes", "keys", "marks", "recent")
 
     def __init__(self) -> None:
         self.count = 0
-        self.recent: dict[int, int] = {}
+        self.recent = NOTHING
         self._make_room(0)
 
-    @property
-    def used_bytes(self) -> int:
-        return self.count * _ROW_BYTES + len(self.recent) * _RECENT_BYTES
+    def __len__(self) -> int:
+        return self.count + len(self.recent.hashes)
 
     def _make_room(self, rows: int) -> None:
         """Take new arrays.  Large ones are mapped each by itself: pages that nothing is written to cost no memory, and
@@ -65,96 +99,81 @@ class Segment:
             self.keys = np.frombuffer(mmap(-1, 8 * rows, _OWN), np.uint64)
             self.marks = np.frombuffer(mmap(-1, 2 * rows, _OWN), np.uint16)
 
-    def look_up(self, hashes: list[int], found: dict[int, int]) -> None:
-        """Add the values of those hashes that have one to `found`."""
-        recent = self.recent
-        if recent:
-            rest = []
-            for hash in hashes:
-                value = recent.get(hash)
-                if value is None:
-                    rest.append(hash)
-                else:
-                    found[hash] = value
-            hashes = rest
-        if self.count and hashes:
-            sought, rows = self._rows(hashes)
-            is_here = self.hashes.take(rows) == sought
-            if not is_here.any():
-                return
-            rows = rows[is_here]
-            keys, marks = self.keys.take(rows).tolist(), self.marks.take(rows).tolist()
-            for hash, key, mark in zip(sought[is_here].tolist(), keys, marks, strict=True):
-                found[hash] = key << STATE_BITS | mark & _STATE_MASK
+    def look_up(self, sought: Blocks) -> Known:
+        """Return what is known of these hashes."""
+        count = len(sought)
+        known = Known(np.zeros(count, np.bool_), np.zeros(count, np.uint64), np.zeros(count, np.uint16))
+        for hashes, keys, marks in self._parts():
+            rows, here = _rows(hashes, sought)
+            if len(here):
+                known.is_known[here] = True
+                known.keys[here] = keys.take(rows)
+                known.states[here] = marks.take(rows) & _STATE_MASK
+        return known
 
-    def write(self, values: dict[int, int], age: int) -> None:
-        """Set the values of hashes that `look_up` found."""
-        recent = self.recent
-        others = []
-        for hash in values:
-            if hash in recent:
-                recent[hash] = values[hash]
-            else:
-                others.append(hash)
-        if others and self.count:
-            sought, rows = self._rows(others)
-            is_here = self.hashes.take(rows) == sought
-            if not is_here.all():
-                recent.update((hash, values[hash]) for hash in sought[~is_here].tolist())
-                others, rows = sought[is_here].tolist(), rows[is_here]
-            keys, states = _halves([values[hash] for hash in others])
-            self.keys[rows] = keys
-            self.marks[rows] = states | np.uint16(age << STATE_BITS)
-        else:
-            recent.update((hash, values[hash]) for hash in others)
+    def write(self, rows: Listed, age: int) -> None:
+        """Give rows that are known another key and state."""
+        for hashes, keys, marks in self._parts():
+            found, here = _rows(hashes, rows.hashes)
+            if len(here):
+                keys[found] = rows.keys.take(here)
+                marks[found] = rows.states.take(here) | np.uint16(age << STATE_BITS)
 
-    def _rows(self, hashes: list[int]) -> tuple[Blocks, Rows]:
-        sought = np.array(hashes, np.uint64)
-        rows = self.hashes[: self.count].searchsorted(sought)
-        return sought, np.minimum(rows, self.count - 1)
+    def _parts(self) -> Iterator[tuple[Blocks, Blocks, Marks]]:
+        count = self.count
+        if count:
+            yield self.hashes[:count], self.keys[:count], self.marks[:count]
+        if len(self.recent.hashes):
+            yield self.recent
 
-    def merge(self, age: int, max_rows: int, live: int) -> list[tuple[int, int]]:
+    def add(self, rows: Listed) -> bool:
+        """Take rows that are not known.  Returns whether it is time to merge them into the arrays."""
+        if len(self.recent.hashes):
+            rows = self.recent.join(rows)
+        self.recent = rows = rows.take(rows.hashes.argsort())
+        return len(rows.hashes) > min(max(self.count // _RECENT_SHARE, _MIN_RECENT), _MAX_RECENT)
+
+    def merge(self, age: int, max_rows: int, live: int) -> Listed:
         """Take the recent rows into the arrays and drop those without a state in `live`.
 
-        age: of now, counted modulo 256.  Return (hash, value) of the oldest, let go to have at most `max_rows`.
+        age: of now, counted modulo 256.  Return the oldest, let go to have at most `max_rows`.
         """
         marks = self.marks[: self.count]
         keep = (marks & live).nonzero()[0]
-        hashes = np.array(list(self.recent), np.uint64)
-        keys, states = _halves(list(self.recent.values()))
-        self.recent.clear()
-        order = hashes.argsort()
-        order = order[(states.take(order) & live) != 0]
-        let_go: list[tuple[int, int]] = []
+        recent, self.recent = self.recent, NOTHING
+        recent = recent._replace(states=recent.states & _STATE_MASK)
+        order = (recent.states & live).nonzero()[0]
+        let_go = NOTHING
         excess = len(keep) + len(order) - max_rows
         if excess > 0:
             ages = (age - (marks.take(keep) >> STATE_BITS)) & (_AGES - 1)
             oldest = (-ages.astype(np.int16)).argsort(kind="stable")[:excess]
-            let_go = _listed(self.hashes, self.keys, marks, keep.take(oldest))
+            let_go = Listed(self.hashes, self.keys, marks).take(keep.take(oldest))
             keep = np.delete(keep, oldest)
             rest = excess - len(oldest)
-            let_go += _listed(hashes, keys, states, order[:rest])
+            let_go = let_go.join(recent.take(order[:rest]))
+            let_go = let_go._replace(states=let_go.states & _STATE_MASK)
             order = order[rest:]
-        self._rebuild(
-            keep, hashes.take(order), keys.take(order), states.take(order) | np.uint16(age << STATE_BITS), age
-        )
+        self._rebuild(keep, recent.take(order), age)
         return let_go
 
-    def _rebuild(self, keep: Rows, new_hashes: Blocks, new_keys: Blocks, new_marks: Marks, age: int) -> None:
+    def _rebuild(self, keep: Rows, added: Listed, age: int) -> None:
         """Have the rows `keep` and new ones, both in order, and nothing else."""
         hashes, keys, marks = self.hashes.take(keep), self.keys.take(keep), self.marks.take(keep)
         too_old = (age - (marks >> STATE_BITS)) & (_AGES - 1) > _OLD
         if too_old.any():  # ages go round: before an old row looks young again it is made a little younger
             marks[too_old] = (age - _OLD) % _AGES << STATE_BITS | marks[too_old] & _STATE_MASK
-        self.count = count = len(keep) + len(new_hashes)
+        self.count = count = len(keep) + len(added.hashes)
         if count > len(self.hashes) or count < len(self.hashes) // 2:
             self._make_room(count + count // _SLACK)
-        places = hashes.searchsorted(new_hashes) + np.arange(len(new_hashes))
+        places = hashes.searchsorted(added.hashes)
+        places += np.arange(len(places))
         is_old = np.ones(count, np.bool_)
         is_old[places] = False
-        self.hashes[:count][is_old], self.hashes[places] = hashes, new_hashes
-        self.keys[:count][is_old], self.keys[places] = keys, new_keys
-        self.marks[:count][is_old], self.marks[places] = marks, new_marks
+        olds = is_old.nonzero()[0]
+        self.hashes[olds], self.hashes[places] = hashes, added.hashes
+        self.keys[olds], self.keys[places] = keys, added.keys
+        self.marks[olds], self.marks[places] = marks, added.states | np.uint16(age << STATE_BITS)
 
     def split(self) -> "Segment":
         """Move the upper half of the rows to a new segment and return it; nothing may be recent."""
@@ -171,7 +190,7 @@ class Segment:
 
 
 class HashMap:
-    """Engine hash -> value, for at most about `max_rows` rows.
+    """Engine hash -> key and state, for at most about `max_rows` rows.
 
     live: the state bits of which a row needs one to be kept; a row that has none left may still be found for a while.
     """
@@ -192,47 +211,54 @@ class HashMap:
 
     @property
     def used_bytes(self) -> int:
-        return sum(segment.used_bytes for segment in self._segments)
+        return len(self) * _ROW_BYTES
 
     def __len__(self) -> int:
         """Rows, those without a live state too until they are merged away."""
-        return sum(segment.count + len(segment.recent) for segment in self._segments)
+        return sum(map(len, self._segments))
 
-    def look_up(self, hashes: list[int]) -> dict[int, int]:
-        """Return the values of those hashes that have one."""
-        found: dict[int, int] = {}
-        for segment, part in self._parts(hashes):
-            segment.look_up(part, found)
-        return found
+    def look_up(self, hashes: Blocks) -> Known:
+        """Return what is known of these hashes."""
+        if len(self._segments) == 1:
+            return self._segments[0].look_up(hashes)
+        order = hashes.argsort()
+        places = np.empty(len(hashes), np.intp)
+        places[order] = np.arange(len(hashes))
+        hashes = hashes.take(order)
+        found = [segment.look_up(hashes[start:end]) for segment, start, end in self._stretches(hashes)]
+        flags, keys, states = zip(*found, strict=True)
+        return Known(
+            np.concatenate(flags).take(places), np.concatenate(keys).take(places), np.concatenate(states).take(places)
+        )
 
-    def write(self, added: dict[int, int], changed: dict[int, int]) -> list[tuple[int, int]]:
-        """Set values; return (hash, value) of rows that are let go for want of room.
+    def write(self, rows: Listed) -> None:
+        """Give rows that `look_up` found another key and state."""
+        for segment, mine in self._shares(rows):
+            segment.write(mine, self._age)
 
-        added: of hashes that `look_up` did not find.  changed: of those that it found.
-        """
-        let_go: list[tuple[int, int]] = []
-        for segment, part in self._shares(changed):
-            segment.write(part, self._age)
-        for segment, part in self._shares(added):
-            segment.recent.update(part)
-            if len(segment.recent) > min(max(segment.count // _RECENT_SHARE, _MIN_RECENT), _MAX_RECENT):
+    def add(self, rows: Listed) -> Listed:
+        """Take rows that `look_up` did not find; return those that are let go for want of room."""
+        let_go = NOTHING
+        for segment, mine in self._shares(rows):
+            if segment.add(mine):
                 fair = self._max_rows // len(self._segments)
-                room = segment.count + len(segment.recent) - (len(self) - self._max_rows)
-                let_go += segment.merge(self._age, max(fair, room), self._live)
+                room = len(segment) - (len(self) - self._max_rows)
+                gone = segment.merge(self._age, max(fair, room), self._live)
+                let_go = let_go.join(gone) if len(gone.hashes) else let_go
                 if segment.count > _MAX_SEGMENT:
                     self._split(segment)
-        self._until_older -= len(added)
+        self._until_older -= len(rows.hashes)
         if self._until_older <= 0:
             self._age = (self._age + 1) % _AGES
             self._until_older = self._max_rows // _EPOCHS
         return let_go
 
-    def _shares(self, values: dict[int, int]) -> list[tuple[Segment, dict[int, int]]]:
-        if not values:
-            return []
+    def _shares(self, rows: Listed) -> list[tuple[Segment, Listed]]:
+        """Return the rows of each segment that has some of them."""
         if len(self._segments) == 1:
-            return [(self._segments[0], values)]
-        return [(segment, {hash: values[hash] for hash in part}) for segment, part in self._parts(list(values))]
+            return [(self._segments[0], rows)] if len(rows.hashes) else []
+        rows = rows.take(rows.hashes.argsort())
+        return [(segment, rows.cut(start, end)) for segment, start, end in self._stretches(rows.hashes)]
 
     def _split(self, segment: Segment) -> None:
         upper = segment.split()
@@ -240,25 +266,16 @@ class HashMap:
         self._segments.insert(place, upper)
         self._bounds = np.insert(self._bounds, place, upper.hashes[0])
 
-    def _parts(self, hashes: list[int]) -> Iterator[tuple[Segment, list[int]]]:
-        if len(self._segments) == 1:
-            if hashes:
-                yield self._segments[0], hashes
-            return
-        sought = np.array(hashes, np.uint64)
-        places = self._bounds.searchsorted(sought, "right") - 1
-        for place in np.unique(places).tolist():
-            yield self._segments[place], sought[places == place].tolist()
+    def _stretches(self, hashes: Blocks) -> list[tuple[Segment, int, int]]:
+        """Return each segment that has some of these hashes, which are in order, and which ones."""
+        ends = [*hashes.searchsorted(self._bounds[1:]).tolist(), len(hashes)]
+        starts = [0, *ends[:-1]]
+        return [each for each in zip(self._segments, starts, ends, strict=True) if each[1] < each[2]]
 
 
-def _halves(values: list[int]) -> tuple[Blocks, Marks]:
-    """Return the keys and states of values."""
-    keys = np.array(array("Q", [value >> STATE_BITS for value in values]), np.uint64)
-    return keys, np.frombuffer(bytes([value & _STATE_MASK for value in values]), np.uint8).astype(np.uint16)
-
-
-def _listed(hashes: Blocks, keys: Blocks, marks: Marks, rows: Rows) -> list[tuple[int, int]]:
-    """Return (hash, value) of some rows."""
-    states = (marks.take(rows) & _STATE_MASK).tolist()
-    values = [key << STATE_BITS | state for key, state in zip(keys.take(rows).tolist(), states, strict=True)]
-    return list(zip(hashes.take(rows).tolist(), values, strict=True))
+def _rows(hashes: Blocks, sought: Blocks) -> tuple[Rows, Rows]:
+    """Return where `sought` lie in `hashes`, which are in order, and which of them do."""
+    rows = hashes.searchsorted(sought)
+    np.minimum(rows, len(hashes) - 1, out=rows)
+    here: Rows = (hashes.take(rows) == sought).nonzero()[0]
+    return rows.take(here), here

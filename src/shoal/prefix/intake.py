@@ -4,9 +4,10 @@ Owns the choice of the group that is followed and the checks of what an event sa
 """
 
 from array import array
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from shoal.pool.kvevents import KvEvent, KvRemoved, KvStored
+from shoal.pool.kvevents import KvRemoved, KvStored, Tier
+from shoal.prefix.match import TIERS
 from shoal.prefix.tokens import MAX_BLOCK_TOKENS
 
 DENSE_KINDS = frozenset(("", "full_attention", "mla_attention", "sink_full_attention"))
@@ -15,15 +16,26 @@ DENSE_KINDS = frozenset(("", "full_attention", "mla_attention", "sink_full_atten
 _MAX_GROUPS = 256
 
 
-class Batch(NamedTuple):
-    """Events that count.
+ROOT = 1 << 8
+GROWS = 1 << 9
+LOSES = 1 << 10
+TIER_BITS = {tier: 1 << number for number, tier in enumerate(TIERS)}
 
-    hashes: theirs and their parents'.  ids: all tokens.  extras: events that have some, with the number of their first
-    block.
+
+class Batch(NamedTuple):
+    """Events that count, each with blocks.
+
+    codes: of each event, the bit of its tier and ROOT where it stores the beginning of a prompt, GROWS where it has
+    tokens, LOSES where it removes.  counts: its blocks.  parents: the hash before its first block, 0 for none.
+    hashes: of all blocks.  ids: all tokens.  extras: events that have some, with the number of their first block among
+    those with tokens.
     """
 
     events: list[KvStored | KvRemoved]
-    hashes: list[int]
+    codes: list[int]
+    counts: list[int]
+    parents: "array[int]"
+    hashes: "array[int]"
     ids: "array[int]"
     extras: list[tuple[int, KvStored]]
 
@@ -49,52 +61,59 @@ class Intake:
         """Follow no group; the next one may have another block size."""
         self._group, self.block_size = None, 0
 
-    def read(self, events: list[KvEvent]) -> Batch:
-        """Return those of `events`, among which is no KvCleared, that count."""
-        batch = self._read(events)
+    def read(self, events: list[KvStored | KvRemoved]) -> Batch:
+        """Return those of `events` that count."""
+        before = self._group, self.block_size, self.other_groups, self.unreadable
         try:
-            array("Q", batch.hashes)
+            return self._read(events)
         except (OverflowError, TypeError):
-            sound: list[KvEvent] = [event for event in batch.events if _is_sound(event)]
-            self.unreadable += len(batch.events) - len(sound)
-            batch = self._read(sound)
-        return batch
+            self._group, self.block_size, self.other_groups, self.unreadable = before
+            sound = [event for event in events if _is_sound(event)]
+            self.unreadable += len(events) - len(sound)
+            return self._read(sound)
 
-    def _read(self, events: list[KvEvent]) -> Batch:
-        """Return the events that count, with their numbers together."""
-        batch = Batch([], [], array("I"), [])
-        kept, hashes, ids, extras = batch
+    def _read(self, events: list[KvStored | KvRemoved]) -> Batch:
+        """Return the events that count.  Raises OverflowError or TypeError for hashes that are none."""
+        batch = Batch([], [], [], array("Q"), array("Q"), array("I"), [])
+        kept, codes, counts, parents, hashes, ids, extras = batch
         group, size = self._group, self.block_size
         kind = self._kinds.get(group or 0, "")
         for event in events:
-            if type(event) is KvStored:
-                tokens = event.tokens
-                is_usual = event.group == group and event.block_size == size and event.kind == kind
+            own, tier = event.hashes, event.tier
+            count, code = len(own), 1 if tier is Tier.GPU else TIER_BITS[tier]
+            if type(event) is KvRemoved:  # isinstance takes ten times as long for these types
+                if group is not None and event.group != group:
+                    self.other_groups += 1
+                    continue
+                code |= LOSES
+                parents.append(0)
+            else:
+                event = cast(KvStored, event)
+                tokens, parent = event.tokens, event.parent
                 # Nearly every event is like the one before it.
-                if not is_usual or len(tokens) != len(event.hashes) * size:
+                if (
+                    len(tokens) != count * size
+                    or event.group != group
+                    or event.block_size != size
+                    or event.kind != kind
+                ):
                     if not self._is_counted(event):
                         continue
                     group, size = self._group, self.block_size
                     kind = self._kinds.get(group or 0, "")
                 if tokens:
-                    place = len(ids) // size
-                    try:
-                        ids.fromlist(tokens)  # five times faster than numpy's way from a list
-                    except (OverflowError, TypeError):
-                        self.unreadable += 1
-                        continue
+                    code |= GROWS
                     if event.extras:
-                        extras.append((place, event))
-                if event.parent is not None:
-                    hashes.append(event.parent)
-                hashes += event.hashes
-            elif type(event) is KvRemoved:
-                if group is not None and event.group != group:
-                    self.other_groups += 1
-                    continue
-                hashes += event.hashes
-            else:
-                continue
+                        extras.append((len(ids) // size, event))
+                    ids.fromlist(tokens)  # five times faster than numpy's way from a list
+                if parent is None:
+                    code |= ROOT
+                    parents.append(0)
+                else:
+                    parents.append(parent)
+            hashes.fromlist(own)
+            codes.append(code)
+            counts.append(count)
             kept.append(event)
         return batch
 
@@ -119,8 +138,12 @@ class Intake:
 
 
 def _is_sound(event: KvStored | KvRemoved) -> bool:
-    """Whether all hashes of an event are of the size that they may have."""
-    hashes = list(event.hashes)
-    if isinstance(event, KvStored) and event.parent is not None:
-        hashes.append(event.parent)
-    return all(type(hash) is int and hash >> 64 == 0 for hash in hashes)
+    """Whether all numbers of an event are of the size that they may have."""
+    try:
+        array("Q", event.hashes)
+        if isinstance(event, KvStored):
+            array("I", event.tokens)
+            array("Q", [event.parent or 0])
+    except (OverflowError, TypeError):
+        return False
+    return True

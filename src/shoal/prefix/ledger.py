@@ -4,19 +4,21 @@ Owns the meaning of stores and removes: when a block is gone, what a second stor
 `intake`'s; rows lie in `hashmap`, blocks with unknown parents in `orphans`.
 """
 
-import sys
 from array import array
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple, cast
 
 import msgspec
 import numpy as np
 
 from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored, Tier
-from shoal.prefix.hashmap import BOUND_BYTES, STATE_BITS, HashMap
-from shoal.prefix.intake import Batch, Intake
+from shoal.prefix.hashing import Blocks
+from shoal.prefix.hashmap import BOUND_BYTES, STATE_BITS, HashMap, Listed, Marks
+from shoal.prefix.intake import GROWS, LOSES, ROOT, Batch, Intake
 from shoal.prefix.match import TIERS
 from shoal.prefix.orphans import BLOCK_BYTES, Orphans, Run
+from shoal.prefix.plain import Turns, numbers_of, read_plain
 from shoal.prefix.tokens import TokenHasher
 
 DEFAULT_LEDGER_BYTES = 16 << 20
@@ -32,7 +34,9 @@ _TIER_BITS = 3
 _ORPHANS_SHARE = 8
 _COPIES_SHARE = 16
 _COPY_BYTES = 150
-_IS_LITTLE = sys.byteorder == "little"
+_STATE_MASK = (1 << STATE_BITS) - 1
+# Fewer blocks are taken one by one: then the calls of numpy cost more than the work.
+_FEW = 12
 
 
 class Stored(NamedTuple):
@@ -96,7 +100,6 @@ class Ledger:
         "_counts",
         "_hasher",
         "_intake",
-        "_is_cleared",
         "_map",
         "_max_copies",
         "_model",
@@ -115,7 +118,6 @@ class Ledger:
         self._intake = Intake()
         self._rows: dict[int, int] = {}
         self._befores: dict[int, int] = {}
-        self._is_cleared = False
         self._counts = dict.fromkeys(("joined", "let_go", "unknown_removes", "uncounted"), 0)
 
     def apply(self, events: Iterable[KvEvent]) -> list[Change]:
@@ -124,55 +126,128 @@ class Ledger:
         Many events at once cost far less than one by one.
         """
         events = list(events)
-        self._is_cleared = KvCleared in map(type, events)
-        if self._is_cleared:
+        is_cleared = KvCleared in map(type, events)
+        if is_cleared:
             # What came before the last of them is over.
             del events[: len(events) - list(map(type, reversed(events))).index(KvCleared)]
             self._clear()
-        batch = self._intake.read(events)
-        self._rows = self._map.look_up(batch.hashes)
+        batch = self._intake.read(cast("list[KvStored | KvRemoved]", events))
         digests = self._digests(batch)
-        start = 0
-        for event in batch.events:
-            if isinstance(event, KvRemoved):
-                self._remove(event)
-                continue
-            if not event.tokens:
-                self._store_known(event.hashes, _TIER_NUMBER[event.tier])
-                continue
-            count = len(event.hashes)
-            if count > 1 or not self._store_next(event, digests[start]):
-                self._store(event, digests[start : start + count])
-            start += count
-        return self._changes()
+        turns: list[Turns] = []
+        rest: Collection[int] = range(len(batch.events))
+        if len(batch.hashes) >= _FEW and not self._orphans.is_waiting:
+            rest = self._take_plain(batch, digests, turns)
+        if rest:
+            self._take_each(batch, digests, rest, turns)
+        return [Cleared()] * is_cleared + self._changes(turns)
 
-    def _digests(self, batch: Batch) -> list[int]:
+    def _digests(self, batch: Batch) -> Blocks:
         """Return the digests of all blocks that come with tokens, one event after the other."""
         if not batch.ids:
-            return []
-        digests: list[int] = self._hasher.digests(np.frombuffer(batch.ids, np.uint32), self._intake.block_size).tolist()
+            return np.zeros(0, np.uint64)
+        digests = self._hasher.digests(np.frombuffer(batch.ids, np.uint32), self._intake.block_size)
         for place, event in batch.extras:
             for number, extra in enumerate((event.extras or [])[: len(event.hashes)], place):
                 if extra:
-                    digests[number] ^= self._hasher.extra_digest(extra)
+                    digests[number] ^= np.uint64(self._hasher.extra_digest(extra))
         return digests
 
-    def _store_next(self, event: KvStored, digest: int) -> bool:
-        """Note one new block behind a known one, the commonest event of all; False where it is anything else."""
-        value = None if event.parent is None else self._rows.get(event.parent)
-        hash = event.hashes[0]
-        if value is None or hash in self._rows or self._orphans.is_waiting:
-            return False
-        key = ((value >> STATE_BITS) * self._hasher.factor + digest) & _WORD
-        self._rows[hash] = key << STATE_BITS | 1 << _TIER_NUMBER[event.tier]
-        self._befores[hash] = 0
-        return True
+    def _take_plain(self, batch: Batch, digests: Blocks, turns: list[Turns]) -> list[int]:
+        """Take the plain events of a batch; return the numbers of the others."""
+        numbers = numbers_of(batch)
+        known = self._map.look_up(np.concatenate((numbers.hashes, numbers.parents)))
+        seeds = np.zeros(len(batch.events), np.uint64)
+        for number in (numbers.roots & numbers.grows).nonzero()[0].tolist():
+            seeds[number] = self._seed(batch.events[number])
+        is_done, found, is_new = read_plain(numbers, digests, seeds, known, self._hasher, _HAS_COPIES)
+        turns.append(found)
+        rows = Listed(found.hashes, found.keys, found.afters)
+        if not is_new.all():
+            self._map.write(rows.take((~is_new).nonzero()[0]))
+            rows = rows.take(is_new.nonzero()[0])
+        self._let_go(self._map.add(rows), turns)
+        return [] if is_done.all() else (~is_done).nonzero()[0].tolist()
+
+    def _take_each(self, batch: Batch, digests: Blocks, numbers: Collection[int], turns: list[Turns]) -> None:
+        """Take events one by one."""
+        starts = [
+            0,
+            *accumulate(count if code & GROWS else 0 for code, count in zip(batch.codes, batch.counts, strict=True)),
+        ]
+        sought: set[int] = set()
+        for number in numbers:
+            sought.update(batch.events[number].hashes)
+            if not batch.codes[number] & (ROOT | LOSES):
+                sought.add(batch.parents[number])
+        self._look_up(sought)
+        for number in numbers:
+            event = batch.events[number]
+            if isinstance(event, KvRemoved):
+                self._remove(event)
+            elif event.tokens:
+                self._store(event, digests[starts[number] : starts[number + 1]].tolist())
+            else:
+                self._store_known(event.hashes, _TIER_NUMBER[event.tier])
+        rows, befores = self._rows, self._befores
+        self._rows, self._befores = {}, {}
+        olds = [hash for hash, before in befores.items() if before]
+        if olds:
+            was, now = _listed(olds, befores), _listed(olds, rows)
+            is_same = was.keys == now.keys
+            turns.append(Turns(was.hashes, was.keys, was.states, now.states * is_same))
+            turns.append(Turns(now.hashes, now.keys, now.states * 0, now.states * ~is_same))
+            self._map.write(now)
+        news = [hash for hash, before in befores.items() if not before]
+        if news:
+            added = _listed(news, rows)
+            turns.append(Turns(added.hashes, added.keys, added.states * 0, added.states))
+            self._let_go(self._map.add(added), turns)
+
+    def _look_up(self, hashes: Collection[int]) -> None:
+        """Have the rows of these hashes among those that events change."""
+        sought = np.array(array("Q", hashes))
+        known = self._map.look_up(sought)
+        found = known.is_known.nonzero()[0]
+        keys, states = known.keys.take(found).tolist(), known.states.take(found).tolist()
+        for hash, key, state in zip(sought.take(found).tolist(), keys, states, strict=True):
+            self._rows[hash] = key << STATE_BITS | state
+
+    def _let_go(self, gone: Listed, turns: list[Turns]) -> None:
+        """Note rows that were let go; those that have just been changed were never held, as far as is told."""
+        if not len(gone.hashes):
+            return
+        self._counts["let_go"] += len(gone.hashes)
+        for hash in gone.hashes.tolist() if self._copies else ():
+            self._forget_copies(hash)
+        is_turned = np.zeros(len(gone.hashes), np.bool_)
+        for number, turn in enumerate(turns):
+            is_turned |= np.isin(gone.hashes, turn.hashes)
+            turns[number] = turn._replace(afters=turn.afters * ~np.isin(turn.hashes, gone.hashes))
+        others = gone.take((~is_turned).nonzero()[0])
+        turns.append(Turns(others.hashes, others.keys, others.states, others.states * 0))
+
+    def _changes(self, turns: list[Turns]) -> list[Change]:
+        """Return what turns come to."""
+        if not turns:
+            return []
+        _, keys, befores, afters = turns[0] if len(turns) == 1 else map(np.concatenate, zip(*turns, strict=True))
+        changes: list[Change] = []
+        if befores.any():
+            changes += [Removed(mine, tier) for tier, mine in _by_tier(keys, befores & ~afters)]
+            afters = afters & ~befores
+        changes += [Stored(mine, tier, self._intake.block_size) for tier, mine in _by_tier(keys, afters)]
+        return changes
+
+    def _seed(self, event: KvStored | KvRemoved) -> int:
+        """Return the key that the first blocks of prompts follow."""
+        assert isinstance(event, KvStored)
+        return self._hasher.seed(self._model, event.lora, event.block_size)
 
     def _store(self, event: KvStored, digests: list[int]) -> None:
         tier = _TIER_NUMBER[event.tier]
         parent = event.parent
         if parent is None:
-            key = self._hasher.seed(self._model, event.lora, event.block_size)
+            key = self._seed(event)
         else:
             value = self._rows.get(parent)
             if value is None:
@@ -242,7 +317,7 @@ class Ledger:
                     self._copy(hash, tier, count)
             for run in self._orphans.children(hash):
                 missing = [each for each in run.hashes if each not in self._rows]
-                self._rows.update(self._map.look_up(missing))
+                self._look_up(missing)
                 self._chain(run.hashes, run.digests, self._rows[hash] >> STATE_BITS, 0, 0)
                 known += run.hashes
 
@@ -290,43 +365,6 @@ class Ledger:
         self._copies.clear()
         self._intake.clear()
 
-    def _changes(self) -> list[Change]:
-        """Write what was touched and return what it comes to."""
-        rows, befores = self._rows, self._befores
-        self._rows, self._befores = {}, {}
-        changed: dict[int, int] = {}
-        if any(befores.values()):
-            changed = {hash: rows[hash] for hash, before in befores.items() if before}
-            added = {hash: rows[hash] for hash, before in befores.items() if not before}
-        else:
-            added = dict(zip(befores, map(rows.__getitem__, befores), strict=True))
-        for hash, value in self._map.write(added, changed):
-            self._counts["let_go"] += 1
-            self._forget_copies(hash)
-            if hash in added:
-                del added[hash]
-            else:
-                befores.setdefault(hash, value)
-                changed[hash] = 0
-        gained: list[list[int]] = [[] for _ in TIERS]
-        lost: list[list[int]] = [[] for _ in TIERS]
-        gains, losses = list(added.values()), []
-        for hash, after in changed.items():
-            before = befores[hash]
-            kept = before & after & _TIER_MASK if before >> STATE_BITS == after >> STATE_BITS else 0
-            gains.append(after & ~kept)
-            losses.append(before & ~kept)
-        _sort(gained, gains)
-        _sort(lost, losses)
-        changes: list[Change] = [Cleared()] if self._is_cleared else []
-        changes += [Removed(_packed(keys), tier) for tier, keys in zip(TIERS, lost, strict=True) if keys]
-        changes += [
-            Stored(_packed(keys), tier, self._intake.block_size)
-            for tier, keys in zip(TIERS, gained, strict=True)
-            if keys
-        ]
-        return changes
-
     def gauges(self) -> LedgerGauges:
         """Return the size of the ledger and what it counted."""
         used = self._map.used_bytes + self._orphans.used_bytes + len(self._copies) * _COPY_BYTES
@@ -341,17 +379,23 @@ class Ledger:
         )
 
 
-def _sort(by_tier: list[list[int]], values: list[int]) -> None:
-    """Append the key of each value to the list of each tier in its state."""
-    states = {value & _TIER_MASK for value in values}
-    for tier, keys in enumerate(by_tier):
-        bit = 1 << tier
-        if states == {bit}:
-            keys += [value >> STATE_BITS for value in values]
-            return
-        if any(state & bit for state in states):
-            keys += [value >> STATE_BITS for value in values if value & bit]
+def _by_tier(keys: Blocks, states: Marks) -> Iterator[tuple[Tier, bytes]]:
+    """Return, of each tier in some state, the keys that have it in theirs."""
+    if not len(states):
+        return
+    first = int(states[0])
+    if (states == first).all():
+        tiers = [(tier, keys) for number, tier in enumerate(TIERS) if first >> number & 1]
+    else:
+        found = [(tier, (states & (1 << number)) != 0) for number, tier in enumerate(TIERS)]
+        tiers = [(tier, keys[is_there]) for tier, is_there in found if is_there.any()]
+    for tier, mine in tiers:
+        yield tier, mine.astype("<u8", copy=False).tobytes()
 
 
-def _packed(keys: list[int]) -> bytes:
-    return array("Q", keys).tobytes() if _IS_LITTLE else np.array(keys, "<u8").tobytes()
+def _listed(hashes: list[int], values: dict[int, int]) -> Listed:
+    """Return rows of these hashes."""
+    found = [values[hash] for hash in hashes]
+    keys = np.array(array("Q", [value >> STATE_BITS for value in found]))
+    states = np.array([value & _STATE_MASK for value in found], np.uint16)
+    return Listed(np.array(array("Q", hashes)), keys, states)

@@ -16,9 +16,10 @@ Extras = Sequence[tuple[str, ...] | None]
 """For each block what else its content depends on (images, cache salt), None for nothing; the order does not count."""
 
 MAX_BLOCK_TOKENS = 4096
+MAX_STEPS = 8192
+"""Powers of A that are kept."""
 
 _WORD = (1 << 64) - 1
-_STRETCH = 8192
 _MIX = 0x9E3779B97F4A7C15
 _MAX_SEEDS = 1024
 _MAX_KEPT_CHARS = 512
@@ -34,16 +35,17 @@ class TokenHasher:
     A and the coefficients come from `key`, so that nobody without it can make blocks that collide.  Both steps are
     sums, so a long prompt takes a few array operations, and a digest can be kept until its parent's key is known.
 
-    key: secret of the pool, 0 to 2**64-1; all routers of a pool share it.  factor: A.
+    key: secret of the pool, 0 to 2**64-1; all routers of a pool share it.  factor: A.  powers, inverse_powers: of
+    A and its inverse, from the first on, MAX_STEPS of them.
     """
 
-    __slots__ = ("_coefficients", "_descending", "_key", "_powers", "_seeds", "factor")
+    __slots__ = ("_coefficients", "_key", "_seeds", "factor", "inverse_powers", "powers")
 
     def __init__(self, key: int) -> None:
         self._key = key
         self.factor = xxh3_64_intdigest(b"factor", key) | 1
-        self._powers = _powers(self.factor)
-        self._descending = _powers(pow(self.factor, -1, 1 << 64))
+        self.powers = _powers(self.factor)
+        self.inverse_powers = _powers(pow(self.factor, -1, 1 << 64))
         self._coefficients: dict[int, Blocks] = {}
         self._seeds: dict[tuple[str, str, int], int] = {}
 
@@ -65,12 +67,12 @@ class TokenHasher:
         ids = np.frombuffer(tokens, "<u4", count * block_size)
         digests = self.digests(ids, block_size, extras)
         last = self.seed(model, adapter, block_size)
-        for start in range(0, count, _STRETCH):
-            stretch = digests[start : start + _STRETCH]
-            stretch *= self._descending[: len(stretch)]
+        for start in range(0, count, MAX_STEPS):
+            stretch = digests[start : start + MAX_STEPS]
+            stretch *= self.inverse_powers[: len(stretch)]
             np.add.accumulate(stretch, out=stretch)
             stretch += np.uint64(last)
-            stretch *= self._powers[: len(stretch)]
+            stretch *= self.powers[: len(stretch)]
             last = int(stretch[-1])
         return digests.astype("<u8", copy=False).tobytes()
 
@@ -121,7 +123,7 @@ class TokenHasher:
 
 def _powers(base: int) -> Blocks:
     """Return the first powers of `base` modulo 2**64, from the first on."""
-    return np.multiply.accumulate(np.full(_STRETCH, base, np.uint64))
+    return np.multiply.accumulate(np.full(MAX_STEPS, base, np.uint64))
 
 
 def _checked(block_size: int) -> int:

@@ -4,9 +4,8 @@ One subscription per publisher, in sequence, caught up by replays, with a freshn
 message says is read in `wire`, what it means for the blocks of an engine in `prefix`.
 """
 
-from shoal.hosts.signals.cache import KvLedger
 from shoal.hosts.signals.settings import KvSettings
 from shoal.hosts.signals.sources import sources_of
 from shoal.hosts.signals.subscriber import KvSubscriber
 
-__all__ = ["KvLedger", "KvSettings", "KvSubscriber", "sources_of"]
+__all__ = ["KvSettings", "KvSubscriber", "sources_of"]

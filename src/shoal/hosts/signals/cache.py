@@ -3,29 +3,17 @@
 Owns the ledger of one data-parallel rank of an endpoint.  Which message comes when is `publisher`'s.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from shoal.hosts.signals.counts import KvCounts
-from shoal.kernel import InvalidInput
-from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored
-from shoal.prefix.ledger import Change, Removed, Stored
+from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved
+from shoal.prefix.ledger import Change, Ledger, Removed, Stored
 from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
-from shoal.wire.kvevents import decode
+from shoal.wire.kvevents import decode_all
 
-_KINDS: tuple[tuple[type[KvEvent], tuple[str]], ...] = (
-    (KvStored, ("stored",)),
-    (KvRemoved, ("removed",)),
-    (KvCleared, ("cleared",)),
-)
-
-
-class KvLedger(Protocol):
-    """Turns an engine's events into changes by our own keys (`prefix.ledger.Ledger`)."""
-
-    def apply(self, events: Iterable[KvEvent]) -> Sequence[Change]:
-        """Take events in order."""
-        ...
+_CLEARED = b"AllBlocksCleared"
+_STORED = ("stored",)
+_KINDS: tuple[tuple[type[KvEvent], tuple[str]], ...] = ((KvRemoved, ("removed",)), (KvCleared, ("cleared",)))
 
 
 class Cache:
@@ -38,7 +26,6 @@ class Cache:
         "_is_empty",
         "_ledger",
         "_make_ledger",
-        "_messages",
         "_pending",
         "_rank",
     )
@@ -47,7 +34,7 @@ class Cache:
         self,
         endpoint_id: str,
         rank: int,
-        make_ledger: Callable[[], KvLedger],
+        make_ledger: Callable[[], Ledger],
         feed: Callable[[Event], object],
         counts: KvCounts,
     ) -> None:
@@ -58,34 +45,29 @@ class Cache:
         self._counts = counts
         self._ledger = make_ledger()
         self._is_empty = True
-        self._pending: list[KvEvent] = []
-        self._messages = 0
+        self._pending: list[bytes] = []
 
     def apply(self, payload: bytes) -> bool:
-        """Take one message; the router hears of it with the next `flush`.
+        """Take one message; it is read, and the router hears of it, with the next `flush`.
 
         Returns whether it says that the cache was emptied.
         """
-        self._messages += 1
-        try:
-            batch = decode(payload)
-        except InvalidInput:
-            self._counts.skipped.add(("unreadable-message",))
-            return False
-        if batch.skipped:
-            self._counts.skipped.add(("unreadable-event",), batch.skipped)
-        self._pending += batch.events
-        return KvCleared in map(type, batch.events)
+        self._pending.append(payload)
+        return _CLEARED in payload and KvCleared in map(type, decode_all([payload]).events)
 
     def flush(self) -> None:
         """Tell the router what the messages since the last time change in all: together they cost far less."""
-        if self._messages:
-            self._counts.messages.add(amount=self._messages)
-            self._messages = 0
-        if self._pending:
-            pending, self._pending = self._pending, []
-            self._count(pending)
-            for change in self._ledger.apply(pending):
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        self._counts.messages.add(amount=len(pending))
+        read = decode_all(pending)
+        for reason, count in (("unreadable-message", read.unreadable), ("unreadable-event", read.skipped)):
+            if count:
+                self._counts.skipped.add((reason,), count)
+        if read.events:
+            self._count(read.events)
+            for change in self._ledger.apply(read.events):
                 self._tell(change)
 
     def clear(self) -> None:
@@ -103,9 +85,14 @@ class Cache:
 
     def _count(self, events: list[KvEvent]) -> None:
         kinds = list(map(type, events))
+        others = len(kinds)
         for kind, key in _KINDS:
-            if count := kinds.count(kind):
+            count = kinds.count(kind)
+            others -= count
+            if count:
                 self._counts.events.add(key, count)
+        if others:
+            self._counts.events.add(_STORED, others)
 
     def _tell(self, change: Change) -> None:
         if isinstance(change, Stored):

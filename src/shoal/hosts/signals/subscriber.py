@@ -10,7 +10,7 @@ from collections.abc import Callable
 import zmq
 
 from shoal.hosts.logs import Log
-from shoal.hosts.signals.cache import Cache, KvLedger
+from shoal.hosts.signals.cache import Cache
 from shoal.hosts.signals.connection import Connection, Kit
 from shoal.hosts.signals.counts import KvCounts
 from shoal.hosts.signals.pump import Pump
@@ -20,6 +20,7 @@ from shoal.hosts.signals.sockets import Sockets
 from shoal.measures import Family
 from shoal.pool import Endpoint, ServedModel
 from shoal.pool.kvevents import KvSource, KvState
+from shoal.prefix.ledger import Ledger
 from shoal.routing.events import BlocksCleared, EndpointJoined, EndpointLeft, Event, KvStreamChanged, ModelsSeen
 
 log = Log("kvevents")
@@ -56,7 +57,7 @@ class KvSubscriber:
     def __init__(
         self,
         feed: Callable[[Event], object],
-        make_ledger: Callable[[str], KvLedger],
+        make_ledger: Callable[[str], Ledger],
         settings: KvSettings | None = None,
     ) -> None:
         settings = settings or KvSettings()

@@ -1,32 +1,16 @@
 """From the token ids of a request to what the router is told of them: a count, and keys.  Ids go no further."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
+from shoal.prefix.tokens import TokenHasher
 from shoal.routing.events import TokenKeys
 
 MAX_BLOCK_SIZES = 8
 MAX_EXTRA_BLOCKS = 1 << 16
 
 
-class KeyMaker(Protocol):
-    """What makes keys: `prefix.tokens.TokenHasher`."""
-
-    def hash_tokens(
-        self,
-        tokens: bytes,
-        model: str,
-        adapter: str,
-        salt: str,
-        block_size: int,
-        extras: Sequence[tuple[str, ...] | None] | None = None,
-    ) -> bytes:
-        """Return the keys of the full blocks of `tokens`, 8 bytes each."""
-        ...
-
-
 def make_keys(
-    maker: KeyMaker,
+    maker: TokenHasher,
     ids: bytes,
     *,
     model: str,

@@ -17,13 +17,14 @@ import aiohttp
 
 from shoal.hosts.tokens import embedded
 from shoal.hosts.tokens.engines import EMBEDDED, EngineList
-from shoal.hosts.tokens.keys import KeyMaker, make_keys
+from shoal.hosts.tokens.keys import make_keys
 from shoal.hosts.tokens.prompts import Chat, NoTokens, Prompt, inflated, read_prompt
 from shoal.hosts.tokens.remote import RemoteTokenizer, Rendered
 from shoal.hosts.tokens.settings import Backend, TokenSettings
 from shoal.hosts.waiting import Asked
 from shoal.kernel import ConfigError
 from shoal.measures import Counter, Family, Gauge, Histogram
+from shoal.prefix.tokens import TokenHasher
 from shoal.routing.commands import Fetch
 from shoal.routing.events import Fetched, FetchFailed
 
@@ -72,7 +73,7 @@ class Tokenizers:
     ConfigError when a local tokenizer cannot be read.
     """
 
-    def __init__(self, maker: KeyMaker, settings: TokenSettings, engines: EngineList) -> None:
+    def __init__(self, maker: TokenHasher, settings: TokenSettings, engines: EngineList) -> None:
         self._maker = maker
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(max_workers=settings.threads, thread_name_prefix="tokens")
