@@ -7,6 +7,7 @@ from shoal.pool import Endpoint, EndpointState, Outcome, RefusalReason, ServedMo
 from shoal.routing import Account, Arrived, Configured, Recorded, Ticked
 from shoal.routing.events import EndpointChanged, EndpointJoined, EndpointLeft, ModelsSeen
 from shoal.routing.router import RECORD_TIMEOUT_S
+from shoal.scheduling.baselines_costs import DynamoCostScorer
 from tests.routing.script import Pool
 
 
@@ -308,3 +309,31 @@ def test_an_engine_that_was_started_anew_is_offered_at_once_and_holds_nothing() 
     assert {pool.send(f"u{number}").target for number in range(8)} == {"10.0.0.1:8000"}
     pool.load("e0", prefix_query_tokens=10, running=0, waiting=0)
     assert "10.0.0.0:8000" in {pool.send(f"v{number}").target for number in range(8)}
+
+
+def profile_of(plugin: str) -> str:
+    return f"apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{{type: {plugin}}}]\n"
+
+
+def test_plugins_are_given_the_prompts_hashes_and_the_tokens_that_each_covers() -> None:
+    pool = Pool(4, config=profile_of("sglang-cache-aware-scorer"))
+    first = pool.send("p", 2_000).target
+    # The tree is told of 31 blocks of 64 tokens; the next cold prompt goes to an empty tree, the known one back.
+    assert pool.send("q", 2_000).target != first
+    assert {pool.send("p", 2_000).target for _ in range(10)} == {first}
+
+
+def test_plugins_are_told_when_a_request_is_over_however_it_ends() -> None:
+    pool = Pool(2, config=profile_of("dynamo-cost-scorer"))
+    (plugin,) = (named.plugin for named in pool.router._scheduler.policy.profile.scorers)
+    assert isinstance(plugin, DynamoCostScorer)
+    sent = [pool.send(f"p{number}", 640) for number in range(6)]
+    in_use = plugin._in_use
+    assert in_use.at("e0") == in_use.at("e1") == 3 * 640
+    sent[0].finish()
+    sent[1].end()
+    sent[1].end()
+    assert in_use.at("e0") + in_use.at("e1") == 4 * 640
+    for each in sent:
+        each.end()
+    assert in_use.at("e0") == in_use.at("e1") == 0

@@ -14,14 +14,33 @@ from shoal.scheduling.pickers import MaxScorePicker
 NAN = float("nan")
 
 
-def view(count: Any = 0, *, labels: Any = (), signals: Any = (), **columns: Any) -> FleetView:
-    """A fleet `e0, e1, ...`.  labels: a dict each.  signals: a Signals or None each.  columns: numbers each."""
+def view(count: Any = 0, *, labels: Any = (), signals: Any = (), chain: Any = (), **columns: Any) -> FleetView:
+    """A fleet `e0, e1, ...`.  labels: a dict each.  signals: a Signals or None each.  columns: numbers each.
+
+    chain: of the prompt, (hash, tokens) each.
+    """
     count = count or max(len(labels), len(signals), *(len(column) for column in columns.values()), 0)
     endpoints = tuple(
         Endpoint(id=f"e{at}", address=f"10.0.0.{at}:8000", labels=labels[at] if labels else {}) for at in range(count)
     )
     arrays: dict[str, Any] = {name: np.array(column, np.float64) for name, column in columns.items()}
-    return FleetView(endpoints, arrays, list(signals) or [None] * count)
+    hashes = np.array([hash for hash, _ in chain], np.uint64)
+    reach = (0, *(tokens for _, tokens in chain))
+    return FleetView(endpoints, arrays, list(signals) or [None] * count, None, frozenset(), hashes, reach)
+
+
+def chain(*letters: str, step: int = 64) -> list[tuple[int, int]]:
+    """A prompt of blocks of `step` tokens, each named by a letter or more: the same beginnings have the same hashes."""
+    return [
+        (int.from_bytes("".join(letters[: n + 1]).encode()[:8].ljust(8, b"."), "little"), step * (n + 1))
+        for n in range(len(letters))
+    ]
+
+
+def sent(plugin: Any, seen: FleetView, endpoint: str, now: float = 0.0, tokens: int = 0, name: str = "r") -> None:
+    """Tell a plugin that a request went to an endpoint."""
+    decision = Decision("test", (endpoint,), (endpoint,), (), [1.0], ())
+    plugin.dispatched(Request(id=name, model="m", prompt_tokens=tokens), seen, decision, now)
 
 
 def request(prompt_tokens: int = 0, *, headers: dict[str, str] | None = None, **fields: Any) -> Request:

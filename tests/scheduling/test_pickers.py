@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kernel import Chance
-from shoal.scheduling.pickers import MaxScorePicker, RandomPicker, RoundRobinPicker, WeightedRandomPicker, best
+from shoal.scheduling.pickers import (
+    MaxScorePicker,
+    PowerOfTwoPicker,
+    RandomPicker,
+    RoundRobinPicker,
+    SoftmaxPicker,
+    WeightedRandomPicker,
+    best,
+)
 from tests.scheduling.script import decide, request, scheduler, view
 
 
@@ -47,6 +55,36 @@ def test_weighted_random_is_uniform_when_all_totals_are_0() -> None:
 
 def test_weighted_random_tells_tiny_totals_apart() -> None:
     assert picks(WeightedRandomPicker(), [3e-9, 1e-12], 500)[0] > 450
+
+
+def test_power_of_two_takes_the_better_of_two_drawn() -> None:
+    # Of four, the best is drawn with three of six pairs, the worst wins none.
+    counts = picks(PowerOfTwoPicker(), [0.1, 0.9, 0.5, 0.7], 6000)
+    assert counts[0] == 0
+    assert [counts[position] / 1000 for position in (1, 3, 2)] == pytest.approx([3.0, 2.0, 1.0], abs=0.2)
+
+
+def test_power_of_two_leaves_equal_ones_to_chance_and_takes_who_is_alone() -> None:
+    assert min(picks(PowerOfTwoPicker(), [0.5, 0.5, 0.5]).values()) > 500
+    assert PowerOfTwoPicker(max_num_of_endpoints=3).pick(np.array([0.3]), stream()) == [0]
+    assert len(set(PowerOfTwoPicker(max_num_of_endpoints=3).pick(np.zeros(4), stream()))) == 2
+
+
+def test_softmax_draws_in_proportion_to_the_exponential_of_the_place_in_the_range() -> None:
+    # On the scale of the range the totals are 0, 0.5 and 1; at temperature 0.5 the odds are 1 : e : e ** 2.
+    counts = picks(SoftmaxPicker(temperature=0.5), [2.0, 3.0, 4.0], 6000)
+    odds = np.exp([0.0, 1.0, 2.0])
+    assert [counts[position] / 6000 for position in range(3)] == pytest.approx(odds / odds.sum(), abs=0.025)
+
+
+def test_softmax_at_0_takes_the_highest_and_leaves_equal_ones_to_chance() -> None:
+    counts = picks(SoftmaxPicker(), [0.5, 0.2, 0.5])
+    assert counts[1] == 0
+    assert min(counts[0], counts[2]) > 800
+    assert min(picks(SoftmaxPicker(temperature=1.0), [0.2, 0.2, 0.2]).values()) > 500
+    assert sorted(SoftmaxPicker(temperature=2.0, max_num_of_endpoints=3).pick(np.arange(3.0), stream())) == [0, 1, 2]
+    with pytest.raises(ValueError, match="temperature"):
+        SoftmaxPicker(temperature=-1)
 
 
 def test_round_robin_takes_turns() -> None:

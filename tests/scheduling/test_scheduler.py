@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from shoal.pool import FleetView, Refusal, RefusalReason, Request
+from shoal.pool import Decision, FleetView, Refusal, RefusalReason, Request
 from shoal.scheduling.cache_scorers import PrefixCacheScorer
 from shoal.scheduling.expected_wait import ExpectedWaitScorer
 from shoal.scheduling.filters import LabelSelectorFilter
 from shoal.scheduling.load_scorers import QueueScorer
 from shoal.scheduling.pickers import MaxScorePicker, RandomPicker
-from tests.scheduling.script import NAN, decide, request, scheduler, view
+from tests.scheduling.script import NAN, chain, decide, request, scheduler, view
 
 
 class Wild:
@@ -89,3 +89,39 @@ def test_any_size_of_fleet_is_served(count: int) -> None:
     decision = decide(scheduler(QueueScorer(), PrefixCacheScorer()), request(10), view(**columns))
     assert decision.chosen[0] == "e0"
     assert len(decision.chosen) == min(3, count)
+
+
+class Keeper:
+    """Chooses the last endpoint, and notes what it is told."""
+
+    type = "keeper"
+    max_num_of_endpoints = 1
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def score(self, request: Request, view: FleetView) -> np.typing.NDArray[np.float64]:
+        return np.arange(len(view)) / len(view)
+
+    def dispatched(self, request: Request, view: FleetView, decision: Decision, now: float) -> None:
+        self.told.append(f"sent {request.id}: {view.chain()}")
+
+    def released(self, request_id: str) -> None:
+        self.told.append(f"over {request_id}")
+
+    def endpoint_left(self, endpoint_id: str) -> None: ...
+
+
+def test_who_keeps_account_is_told_of_every_beginning_and_every_end() -> None:
+    keeper = Keeper()
+    made = scheduler(keeper)
+    seen = view(3, chain=chain("a"))
+    made.dispatched(request(), seen, decide(made, request(), seen), 0.0)
+    made.released("r")
+    assert keeper.told == [f"sent r: {chain('a')}", "over r"]
+
+
+def test_the_chain_of_a_prompt_ends_where_its_first_prompt_does_and_filters_keep_it() -> None:
+    seen = view(2, chain=[(7, 64), (8, 128), (0, 192), (9, 256)])
+    assert seen.chain() == seen.keep(np.array([True, False])).chain() == [(7, 64), (8, 128)]
+    assert view(2).chain() == []

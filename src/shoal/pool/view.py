@@ -16,6 +16,8 @@ from shoal.pool.signals import Signals
 Column = npt.NDArray[Any]
 Given = Column | list[float] | float
 
+_NO_HASHES: Column = np.zeros(0, np.uint64)
+
 
 class FleetView:
     """Candidates of one request, as columns that are computed when first read.
@@ -24,7 +26,8 @@ class FleetView:
     that what depends on labels alone is kept between requests).  columns: name -> column over that fleet, as an array
     or (of a small fleet) a list, or one float that holds for every endpoint.  signals: the last reading of each
     endpoint of the fleet, None when there is none that is fresh.  index: rows of the fleet that are still candidates,
-    ascending; None means all.  complete: names of columns in which no value is unknown.
+    ascending; None means all.  complete: names of columns in which no value is unknown.  hashes, reach_tokens: of the
+    request's prompt, read as `chain`; the n-th hash covers reach_tokens[n + 1] tokens.
 
     Column names that routing fills (unit): `waiting`, `running` (requests, scraped), `kv_usage` (0 to 1, scraped),
     `inflight_requests`, `inflight_uncached_tokens`, `inflight_output_tokens` (own books),
@@ -37,7 +40,7 @@ class FleetView:
     predictions are made but cannot be trusted).
     """
 
-    __slots__ = ("_columns", "_endpoints", "_index", "_signals", "_taken", "complete")
+    __slots__ = ("_columns", "_endpoints", "_hashes", "_index", "_reach", "_signals", "_taken", "complete")
 
     def __init__(
         self,
@@ -46,12 +49,16 @@ class FleetView:
         signals: Sequence[Signals | None],
         index: npt.NDArray[np.intp] | None = None,
         complete: frozenset[str] = frozenset(),
+        hashes: Column = _NO_HASHES,
+        reach_tokens: Sequence[int] = (),
     ) -> None:
         self._endpoints = endpoints
         self._columns = columns
         self._signals = signals
         self._index = index
         self.complete = complete
+        self._hashes = hashes
+        self._reach = reach_tokens
         self._taken: dict[str, Column] = {}
 
     def __len__(self) -> int:
@@ -96,6 +103,17 @@ class FleetView:
         """Whether somebody fills the column of `name`."""
         return name in self._columns
 
+    def chain(self) -> list[tuple[int, int]]:
+        """Return the prompt as (hash, tokens): each hash covers that many tokens from the prompt's first one on.
+
+        It tells which prompts begin alike, and nothing of what they say.  A prompt shorter than one block has one hash
+        of all of it.  Of several prompts the first; empty where the content is not known.
+        """
+        hashes = self._hashes.tolist()
+        if 0 in hashes:
+            hashes = hashes[: hashes.index(0)]
+        return list(zip(hashes, self._reach[1:], strict=False))
+
     @property
     def fleet(self) -> Sequence[Endpoint]:
         """The whole offered fleet, filtered or not; the same object until the fleet changes."""
@@ -129,4 +147,4 @@ class FleetView:
         rows = np.flatnonzero(mask)
         if self._index is not None:
             rows = self._index[rows]
-        return FleetView(self._endpoints, self._columns, self._signals, rows, self.complete)
+        return FleetView(self._endpoints, self._columns, self._signals, rows, self.complete, self._hashes, self._reach)

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.pool import Column, Given, Request
 from shoal.prefix import BLOCK_TOKENS, Match
-from shoal.prefix.hashing import Blocks
+from shoal.prefix.hashing import REACH, Blocks
 from shoal.routing.books import Books
 from shoal.routing.exact import Held
 from shoal.routing.fleet import Fleet, Floats
@@ -25,6 +25,9 @@ STALE_SIGNALS_S = 6.0
 # What an endpoint was sent and has dropped again counts for this share: a prompt that returns there pushes no copy into
 # another cache.  Chosen in virtual time on caches far smaller than the working set (docs/performance.md).
 HOME_RATIO = 0.25
+
+# Tokens that the first n hashes of a prompt cover.
+REACH_TOKENS = tuple(blocks * BLOCK_TOKENS for blocks in REACH)
 
 # Columns that our own books fill: every value in them is known.
 COMPLETE = frozenset(

@@ -18,7 +18,7 @@ from shoal.routing.books import Books, Flight
 from shoal.routing.bursts import Bursts
 from shoal.routing.candidates import Candidates, Rows
 from shoal.routing.changes import Changes
-from shoal.routing.columns import COMPLETE, Columns
+from shoal.routing.columns import COMPLETE, REACH_TOKENS, Columns
 from shoal.routing.commands import Command, Cut, Fetch, Forward, Refuse, Waited
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.estimate import TokenEstimator
@@ -261,12 +261,11 @@ class Router:
         held = self._exact.match(keys, request.prompt_tokens, now) if keys.by_size else None
         # Plugins see the model that will be served; the request keeps the name that the client gave.
         asked = msgspec.structs.replace(request, model=resolved.target) if resolved.is_rewritten else request
-        fleet = self._fleet
+        fleet, mean = self._fleet, self._mean_uncached_tokens
         forecasts = self._forecasts if self._forecasts.is_on else None
-        mean = self._mean_uncached_tokens
         columns = Columns(fleet, self._books, self._models, asked, match, now, mean, held, forecasts, blocks)
         among = None if len(rows) == len(fleet) else rows
-        view = FleetView(fleet.endpoints, columns, fleet.signals, among, COMPLETE)
+        view = FleetView(fleet.endpoints, columns, fleet.signals, among, COMPLETE, blocks, REACH_TOKENS)
         if "prefer" in request.headers and is_conditional(request):
             holding = holders(view)
             if isinstance(holding, Refusal):
@@ -375,6 +374,7 @@ class Router:
         self._forecasts.ended(flight)
         self._returns.ended(flight, now)
         self._books.release(flight, now)
+        self._scheduler.released(flight.request.id)
         if flight.outcome is None:
             self._awaiting_record.append((now + RECORD_TIMEOUT_S, flight.request.id))
 

@@ -66,6 +66,13 @@ def fewest_first(column: Scores) -> Scores:
     return np.ones(len(column)) if width == 0 else (top - column) / width
 
 
+def favour(chosen: Sequence[int], load: Scores) -> Scores:
+    """Return scores that choose these positions, 1 each, and name the rest as fallbacks, 0 to 0.5 by least load."""
+    scores: Scores = 0.5 * fewest_first(load)
+    scores[list(chosen)] = 1.0
+    return scores
+
+
 def own_tokens(request: Request, view: FleetView, name: str = "matched_tokens") -> Scores:
     """Return the prompt tokens that each candidate would have to prefill; what is not known is not cached.
 

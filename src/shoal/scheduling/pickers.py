@@ -125,6 +125,53 @@ class RandomPicker:
         return [int(position) for position in chance.permutation(len(total))[:count]]
 
 
+class PowerOfTwoPicker:
+    """Draws two candidates at random and picks the one with the higher total; between equal ones chance decides.
+
+    With active-request-scorer this is the power of two choices of Mitzenmacher, "The power of two choices in randomized
+    load balancing" (2001), as sglang-router and SMG have it under the name power_of_two.
+    """
+
+    type: ClassVar[str] = "power-of-two-picker"
+
+    def __init__(self, *, max_num_of_endpoints: Count = 1) -> None:
+        self.max_num_of_endpoints = _checked(max_num_of_endpoints)
+
+    def pick(self, total: Scores, chance: np.random.Generator) -> list[int]:
+        drawn = [int(position) for position in chance.choice(len(total), size=min(2, len(total)), replace=False)]
+        drawn.sort(key=lambda position: -float(total[position]))
+        return drawn[: self.max_num_of_endpoints]
+
+
+class SoftmaxPicker:
+    """Picks at random, the better the total the likelier: the probability is in proportion to exp(t / temperature).
+
+    t is the total on the scale of the candidates' own range, 0 for the lowest and 1 for the highest; where all are
+    equal the choice is uniform.  Temperature 0 picks the highest, among equal ones by chance.
+    """
+
+    type: ClassVar[str] = "softmax-picker"
+
+    def __init__(
+        self,
+        *,
+        temperature: Annotated[float, "0 always picks the best; the higher, the more even"] = 0.0,
+        max_num_of_endpoints: Count = 1,
+    ) -> None:
+        if temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {temperature}")
+        self._temperature = temperature
+        self.max_num_of_endpoints = _checked(max_num_of_endpoints)
+
+    def pick(self, total: Scores, chance: np.random.Generator) -> list[int]:
+        width = float(total.max() - total.min())
+        if self._temperature == 0 or width == 0:
+            return best(total, self.max_num_of_endpoints, chance)
+        # The largest of these keys is a draw from the softmax, the next ones are draws from what is left (Gumbel).
+        keys = (total - total.max()) / (width * self._temperature) + chance.gumbel(size=len(total))
+        return best(keys, self.max_num_of_endpoints, chance)
+
+
 class WeightedRandomPicker:
     """Picks at random with the totals as weights, without replacement.
 

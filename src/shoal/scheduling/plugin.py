@@ -120,6 +120,15 @@ class Observer(Protocol):
 
 
 @runtime_checkable
+class Releasing(Protocol):
+    """Keeps account of what is in flight by itself, on top of being an Observer."""
+
+    def released(self, request_id: str) -> None:
+        """Note that a request is over, however it ended; maybe one that this instance was never told of."""
+        ...
+
+
+@runtime_checkable
 class Answering(Protocol):
     """Adds headers to the client's response."""
 

@@ -11,6 +11,10 @@ from typing import Any
 from shoal.kernel import ConfigError
 from shoal.scheduling import (
     affinity,
+    baselines_costs,
+    baselines_rings,
+    baselines_trees,
+    baselines_windows,
     cache_scorers,
     exact_producers,
     expected_wait,
@@ -38,6 +42,15 @@ BUILT_IN: dict[str, tuple[type[Any], ...]] = {
         affinity.SessionAffinityScorer,
         latency.LatencyScorer,
     ),
+    "Scorers of other routers": (
+        baselines_trees.SglangCacheAwareScorer,
+        baselines_costs.DynamoCostScorer,
+        baselines_rings.KubeaiBoundedHashScorer,
+        baselines_costs.AibrixPrefixCacheScorer,
+        baselines_windows.AibrixPrebleScorer,
+        baselines_trees.ProductionStackPrefixScorer,
+        baselines_rings.ProductionStackSessionScorer,
+    ),
     "Filters": (
         filters.LabelSelectorFilter,
         filters.ByLabel,
@@ -54,6 +67,8 @@ BUILT_IN: dict[str, tuple[type[Any], ...]] = {
         pickers.MaxScorePicker,
         pickers.RandomPicker,
         pickers.WeightedRandomPicker,
+        pickers.PowerOfTwoPicker,
+        pickers.SoftmaxPicker,
         pickers.RoundRobinPicker,
     ),
     "Profile handlers": (handlers.SingleProfileHandler,),

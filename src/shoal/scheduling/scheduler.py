@@ -22,6 +22,7 @@ from shoal.scheduling.plugin import (
     Filter,
     Observer,
     Picker,
+    Releasing,
     Scorer,
     Scores,
 )
@@ -70,7 +71,9 @@ class Policy(NamedTuple):
 class Scheduler:
     """Places one request at a time.  chance: its stream `scheduling` breaks ties and draws for pickers."""
 
-    __slots__ = ("_answering", "_chance", "_draws", "_few", "_ids", "_observers", "_ranks", "_stand_in", "policy")
+    __slots__ = (
+        "_answering", "_chance", "_draws", "_few", "_ids", "_observers", "_ranks", "_releasing", "_stand_in", "policy",
+    )  # fmt: skip
 
     def __init__(self, policy: Policy, chance: Chance) -> None:
         self.policy = policy
@@ -83,6 +86,7 @@ class Scheduler:
         )
         plugins = policy.profile.plugins()
         self._observers = [named.plugin for named in plugins if isinstance(named.plugin, Observer)]
+        self._releasing = [named.plugin for named in plugins if isinstance(named.plugin, Releasing)]
         self._answering = [named.plugin for named in plugins if isinstance(named.plugin, Answering)]
         self._few = _few_scorer(policy.profile)
         self._ids = PerFleet(lambda fleet: tuple(endpoint.id for endpoint in fleet))
@@ -148,6 +152,11 @@ class Scheduler:
         """Tell the plugins that `request` was sent to `decision.chosen[0]`; `view` is the one given to schedule."""
         for observer in self._observers:
             observer.dispatched(request, view, decision, now)
+
+    def released(self, request_id: str) -> None:
+        """Tell the plugins that a request is over."""
+        for releasing in self._releasing:
+            releasing.released(request_id)
 
     def endpoint_left(self, endpoint_id: str) -> None:
         """Tell the plugins that an endpoint is gone."""
