@@ -83,6 +83,15 @@ def test_what_is_modelled_and_how_it_was_run_is_said_as_the_documentation_says_i
         assert said in html
 
 
+def test_what_is_approximated_is_said_of_the_fleets_that_have_it() -> None:
+    text = "workload: {shape: hot}\nfleet: [{count: 2, mode: aggregate, slow_factor: 2.0}, {count: 1}]\n"
+    document = Document(experiment=read_experiment(text, "test"), policies={}, seeds=(1,), versions=about(), planned=1)
+    html = as_html(document, [made()])
+    assert "Engines of mode aggregate" in html
+    assert "2 × h100-8b (slow_factor 2.0, mode aggregate) + 1 × h100-8b" in html
+    assert "Engines of mode aggregate" not in page([made()])
+
+
 def test_names_of_users_are_text() -> None:
     html = page([made("<img src=x>")])
     assert "<script>x" not in html

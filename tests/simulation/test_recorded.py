@@ -38,7 +38,7 @@ def turns(session: Session) -> list[Turn]:
 
 
 def shared_tokens(one: Prompt, two: Prompt) -> int:
-    return 16 * sum(a == b for a, b in zip(one.chain.tolist(), two.chain.tolist(), strict=False))
+    return 16 * int(sum(a == b for a, b in zip(one.chain, two.chain, strict=False)))
 
 
 OPENING = Prompt.empty(0).extend(1, 1000)

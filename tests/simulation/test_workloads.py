@@ -148,6 +148,13 @@ def test_tenants_get_their_share_of_the_sessions_and_their_headers_as_far_as_the
     assert sum(part.token_share for part in result.tenants.values()) == pytest.approx(1.0)
 
 
+def test_a_tenant_that_headers_name_is_a_tenant_of_the_results() -> None:
+    workload = {"shape": "hot", "requests": 4}
+    headers = {"x-llm-d-inference-fairness-id": "acme"}
+    text = msgspec.json.encode({"workload": workload, "headers": headers}).decode()
+    assert set(run_experiment(read_experiment(text, "test"), 1)[0].tenants) == {"acme"}
+
+
 @pytest.mark.parametrize(
     ("workload", "named"),
     [

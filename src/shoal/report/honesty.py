@@ -21,6 +21,12 @@ NOT_MODELLED = (
     "What a prompt says: prompts are lengths and what they share, and answers have the lengths of the workload.",
 )
 
+AGGREGATE = (
+    "Engines of mode aggregate share their time among requests instead of taking steps; --every-step says how far "
+    "their figures are from those of steps."
+)
+"""Said of experiments that have such engines."""
+
 CAUTION = (
     "The step-time coefficients are published peaks and round shares of them. Compare policies with each other, not a "
     "figure with a measured one, unless the coefficients were fitted to your engines. No policy sees how long an "

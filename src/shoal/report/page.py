@@ -15,9 +15,10 @@ from markupsafe import Markup
 from shoal.report.comparison import FIGURES, Cell, Figure, Row, compare, short
 from shoal.report.document import Document
 from shoal.report.figures import Plot, distributions, endpoints, over_loads, over_time, seconds, tenants
-from shoal.report.honesty import CAUTION, MODELLED, NOT_MODELLED
+from shoal.report.honesty import AGGREGATE, CAUTION, MODELLED, NOT_MODELLED
 from shoal.report.plots import COLOURS
 from shoal.simulation import ClusterConfig, Run
+from shoal.simulation.fleets import Group
 
 # What fits on a page; the results file has all.
 _SHOWN = tuple(figure for figure in FIGURES if figure.key not in ("e2e_p50", "requests"))
@@ -65,7 +66,7 @@ def as_html(document: Document, runs: Sequence[Run]) -> str:
         experiment=_yaml(document.experiment),
         configs=[(name, text or "# the default profile") for name, text in document.policies.items()],
         modelled=MODELLED,
-        not_modelled=NOT_MODELLED,
+        not_modelled=(*NOT_MODELLED, *_approximated(document)),
         caution=CAUTION,
         delays=_delays(document),
     )
@@ -128,10 +129,26 @@ def _cell(figure: Figure, cell: Cell) -> dict[str, str]:
     return {"mean": f"{cell.mean:,.{figure.digits}f}", "half": half, "change": change, "mood": mood}
 
 
+def _approximated(document: Document) -> tuple[str, ...]:
+    return (AGGREGATE,) if any(group.mode == "aggregate" for group in document.experiment.fleet) else ()
+
+
 def _fleet(document: Document) -> str:
-    groups = [f"{group.count} × {group.profile}" for group in document.experiment.fleet]
     pickers = document.experiment.router.count
-    return " + ".join(groups) + (f", {pickers} pickers" if pickers > 1 else "")
+    return " + ".join(_group(group) for group in document.experiment.fleet) + (
+        f", {pickers} pickers" if pickers > 1 else ""
+    )
+
+
+def _group(group: Group) -> str:
+    """Equal engines in words: how many of which, and what is not as by default."""
+    plain = Group()
+    said = [
+        f"{field} {getattr(group, field)}"
+        for field in group.__struct_fields__
+        if field not in ("count", "profile", "labels") and getattr(group, field) != getattr(plain, field)
+    ]
+    return f"{group.count} × {group.profile}" + (f" ({', '.join(said)})" if said else "")
 
 
 def _yaml(value: Any) -> str:

@@ -68,12 +68,13 @@ class Talk:
 
 
 class Flight:
-    """One request on its way."""
+    """One request on its way.  tenant: as the router knows it."""
 
-    __slots__ = ("arrived_at", "attempts", "endpoints", "node", "router", "talk", "turn")
+    __slots__ = ("arrived_at", "attempts", "endpoints", "node", "router", "talk", "tenant", "turn")
 
-    def __init__(self, talk: Talk, turn: Turn, router: int, now: float) -> None:
+    def __init__(self, talk: Talk, turn: Turn, tenant: str, router: int, now: float) -> None:
         self.talk = talk
+        self.tenant = tenant
         self.turn = turn
         self.router = router
         self.arrived_at = now
@@ -327,7 +328,7 @@ class Cluster:
         session = talk.session
         number = int(self._chance.integers(len(self.routers))) if len(self.routers) > 1 else 0
         request = self._request(f"r{self._count}", session, turn)
-        self._flights[request.id] = Flight(talk, turn, number, self.loop.now)
+        self._flights[request.id] = Flight(talk, turn, request.tenant_id, number, self.loop.now)
         self._feed(number, Arrived(request, turn.prompt.hashes()))
 
     def _request(self, request_id: str, session: Session, turn: Turn) -> Request:
@@ -427,7 +428,7 @@ class Cluster:
                 cached,
                 output,
                 served,
-                flight.talk.session.tenant,
+                flight.tenant,
                 outcome is None,
                 flight.talk.session.id,
             )
