@@ -60,7 +60,7 @@ class ExpectedWaitScorer:
         own_weight: Annotated[
             float, "price of this request's own uncached tokens against those in flight, while one endpoint holds them"
         ] = 4.0,
-        imbalance_weight: Annotated[float, "how early affinity gives way to a crowd; 0 never"] = 3.3,
+        imbalance_weight: Annotated[float, "how early affinity gives way to a crowd; 0 never"] = 3.6,
         imbalance_slack: Annotated[float, "requests in flight by which endpoints may differ at low load"] = 4.0,
         level_share: Annotated[
             float, "share of the mean by which requests in flight may be above the fewest and still count as equal"
