@@ -78,16 +78,21 @@ def _first_seal(sequence: Sequence, block_size: int) -> int:
 
 def _keep(work: list[Sequence], cache: KvCache, block_size: int, steps: int) -> None:
     """Give the sequences the blocks of the next `steps` steps and seal full ones, in the order of single steps."""
-    happens: list[tuple[int, int]] = []
+    wanted: list[tuple[int, int]] = []
+    sealed: list[tuple[int, int]] = []
     for place, sequence in enumerate(work):
         first = len(sequence.blocks) * block_size - sequence.computed
         if first <= steps:
-            happens += [(at, place) for at in range(first, steps + 1, block_size)]
+            wanted += [(at, place) for at in range(first, steps + 1, block_size)]
         if sequence.sealed < len(sequence.hashes):
             first = block_size - 1 - sequence.computed % block_size
-            happens += [(at, place) for at in range(first, steps + 1, block_size)]
-    happens.sort()
-    for at, place in happens:
+            sealed += [(at, place) for at in range(first, steps + 1, block_size)]
+    if not sealed:
+        wanted.sort()
+        for (_, place), block in zip(wanted, cache.allocate(len(wanted)), strict=True):
+            work[place].blocks.append(block)
+        return
+    for at, place in sorted(wanted + sealed):
         sequence = work[place]
         computed = sequence.computed + at
         if computed == len(sequence.blocks) * block_size:
