@@ -23,8 +23,8 @@ from bench.bars.books import in_flight
 from bench.bars.registry import Figure, bar
 from bench.ground import DIRECT, MODEL, Pool, backends, pool_of
 from shoal.hosts.load import Client
-from shoal.pool import Request
-from shoal.routing import Arrived, Forward, Recorded
+from shoal.pool import Outcome, Request
+from shoal.routing import Arrived, Ended, Forward, Recorded
 from shoal.routing.journal import Step, read
 from shoal.workload import Plan, chat_body, multi_turn
 
@@ -160,10 +160,15 @@ def _read(files: list[Path], failed: int) -> Told:
     return Told(
         [_chosen(step) for step in arrived if not _request_of(step).is_streaming],
         [_picked(_request_of(step), _OF_REQUEST) for step in arrived],
-        [_picked(step.event.outcome, _OF_OUTCOME) for step in steps if isinstance(step.event, Recorded)],
+        [_picked(outcome, _OF_OUTCOME) for step in steps if (outcome := _outcome_of(step)) is not None],
         is_replayed,
         failed,
     )
+
+
+def _outcome_of(step: Step) -> Outcome | None:
+    """What the router was told that came of a request: by Envoy in a record, by the direct plane with its end."""
+    return step.event.outcome if isinstance(step.event, Recorded | Ended) else None
 
 
 def _request_of(step: Step) -> Request:

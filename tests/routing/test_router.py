@@ -4,7 +4,7 @@ import pytest
 
 from shoal.kernel import ClockWentBack
 from shoal.pool import Endpoint, EndpointState, Outcome, RefusalReason, ServedModel
-from shoal.routing import Account, Arrived, Configured, Recorded, Ticked
+from shoal.routing import Account, Arrived, Configured, Ended, Recorded, Ticked
 from shoal.routing.events import EndpointChanged, EndpointJoined, EndpointLeft, ModelsSeen
 from shoal.routing.router import RECORD_TIMEOUT_S
 from shoal.scheduling.baselines_costs import DynamoCostScorer
@@ -170,6 +170,30 @@ def test_every_request_is_closed_once_whatever_the_order_of_end_and_record() -> 
     assert (status.inflight, status.unclosed) == (0, 0)
 
 
+def test_an_end_that_says_what_came_of_the_request_is_its_record_as_well() -> None:
+    pool = Pool()
+    sent = pool.send()
+    outcome = Outcome(status=200, served_address=sent.target, ttft_s=0.05, duration_s=0.2, prompt_tokens=7)
+    (account,) = pool.feed(Ended(sent.request_id, outcome))
+    assert isinstance(account, Account)
+    assert account.is_recorded
+    assert account.outcome.prompt_tokens == 7
+    assert pool.feed(Ended(sent.request_id, outcome)) == []
+    assert sent.record() == []
+    status = pool.router.status()
+    assert (status.inflight, status.unclosed) == (0, 0)
+    assert pool.router.deadline() is None
+
+
+def test_an_end_that_brings_nothing_new_leaves_the_record_as_it_came() -> None:
+    pool = Pool()
+    sent = pool.send()
+    sent.record(prompt_tokens=7)
+    (account,) = pool.feed(Ended(sent.request_id, Outcome(status=500)))
+    assert isinstance(account, Account)
+    assert (account.outcome.status, account.outcome.prompt_tokens) == (200, 7)
+
+
 def test_a_record_that_never_comes_expires() -> None:
     pool = Pool()
     pool.send().end()
@@ -296,7 +320,9 @@ def test_a_prompt_goes_to_an_engine_whose_context_holds_it() -> None:
 def test_records_of_unknown_requests_are_counted_and_dropped() -> None:
     pool = Pool(1)
     assert pool.feed(Recorded("never seen", Outcome(status=200))) == []
-    assert pool.router.status().orphan_records == 1
+    assert pool.feed(Ended("nor this", Outcome(status=200))) == []
+    assert pool.feed(Ended("nor that, of which nothing is told")) == []
+    assert pool.router.status().orphan_records == 2
 
 
 def test_an_engine_that_was_started_anew_is_offered_at_once_and_holds_nothing() -> None:

@@ -18,7 +18,7 @@ from shoal.routing.events import PeerLeft
 
 log = logging.getLogger("shoal.driver")
 
-# A timer that is due more often than this costs more than it tells.
+# A timer that is due more often than this costs more than it tells, and so does asking for the deadline more often.
 MIN_TICK_S = 0.05
 # While a request waits, its deadline is kept more closely.
 MIN_WAITED_TICK_S = 0.002
@@ -125,6 +125,13 @@ class Driver:
     # ------------------------------------------------------------------ the timer
 
     def _arm(self, now: float) -> None:
+        """Have the timer look at the router's deadline in time."""
+        if self._timer is None and not self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(MIN_TICK_S, self._tick)
+        else:
+            self._set(now)
+
+    def _set(self, now: float) -> None:
         """Set the timer to the router's deadline, unless it is set to an earlier time already."""
         deadline = self.router.deadline()
         if deadline is None:
@@ -139,11 +146,13 @@ class Driver:
 
     def _tick(self) -> None:
         self._timer = None
+        deadline = self.router.deadline()
         try:
-            self.feed(Ticked())
+            if deadline is not None and deadline <= self._clock():
+                self.feed(Ticked())
         finally:
             # A fault must not stop the clock of those who wait.
-            self._arm(self._clock())
+            self._set(self._clock())
 
     def close(self) -> None:
         """Stop the timer and flush the journal."""

@@ -24,9 +24,13 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The request's stream is over, however it ended.  Un-books; teaches nothing."""
+    """The request's stream is over, however it ended.  Un-books.
+
+    outcome: what was measured of it, where the host knows it by then; else it teaches nothing, and a record follows.
+    """
 
     request_id: str
+    outcome: Outcome | None = None
 
 
 class Recorded(msgspec.Struct, frozen=True, tag="recorded"):

@@ -119,7 +119,7 @@ class Router:
             case Arrived():
                 return self._arrived(event, now)
             case Ended():
-                return self._ended(event.request_id, now)
+                return self._ended(event.request_id, event.outcome, now)
             case Recorded():
                 return self._recorded(event.request_id, event.outcome, now)
             case Fetched():
@@ -359,13 +359,16 @@ class Router:
 
     # ------------------------------------------------------------------ endings: all meet in _close
 
-    def _ended(self, request_id: str, now: float) -> list[Command]:
+    def _ended(self, request_id: str, outcome: Outcome | None, now: float) -> list[Command]:
         flight = self._flights.get(request_id)
         if flight is None or flight.ended_at is not None:
             # The client may leave while its tokens are made, or while it waits.
             self._fetches.take(request_id)
+            self._orphan_records += flight is None and outcome is not None
             return self._admission.left(request_id, now) if self._admission is not None and flight is None else []
         self._release(flight, now)
+        if outcome is not None and flight.outcome is None:
+            return self._recorded(request_id, outcome, now)
         return self._expire(now) if flight.outcome is None else self._close(flight)
 
     def _release(self, flight: Flight, now: float) -> None:

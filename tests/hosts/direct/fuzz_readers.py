@@ -88,11 +88,13 @@ def read_answers(client: Heard, methods: list[bytes], *, may_break: bool = False
         reader.receive_data(data)
         if has_ended:
             reader.receive_data(b"")
-        response, body = None, b""
+        response, body, is_told_to_go_on = None, b"", False
         try:
             while not isinstance(event := reader.next_event(), h11.EndOfMessage):
                 if isinstance(event, h11.Response):
                     response = event
+                elif isinstance(event, h11.InformationalResponse):
+                    is_told_to_go_on = True
                 elif isinstance(event, h11.Data):
                     body += bytes(event.data)
                 elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
@@ -102,7 +104,7 @@ def read_answers(client: Heard, methods: list[bytes], *, may_break: bool = False
             if not is_early_end and not (may_break and client.is_lost and response is not None):
                 raise
         if response is None:
-            assert not found or has_ended, data
+            assert not found or has_ended or is_told_to_go_on, data
             break
         is_whole = isinstance(event, h11.EndOfMessage)
         found.append(Answer(response.status_code, dict(response.headers), body, is_whole))

@@ -23,6 +23,7 @@ from shoal.hosts.direct.clients import ClientConnection
 from shoal.hosts.direct.plane import Plane
 from shoal.hosts.direct.pools import EngineConnection, EnginePool, Pools
 from shoal.hosts.direct.settings import settings_of
+from shoal.hosts.direct.turns import Turn
 from shoal.hosts.driver import Driver
 from shoal.hosts.picker import Picker
 from shoal.kernel import Chance
@@ -353,6 +354,7 @@ def world(engines: int = 1, config: str = "", **plane_settings: Any) -> Iterator
     with patch.object(asyncio, "get_running_loop", lambda: made[0].loop if made else _FIRST):
         made.append(World(engines, config, **plane_settings))
         made[0].plane.loop = made[0].loop  # type: ignore[assignment]
+        made[0].plane.turn = Turn(made[0].loop)  # type: ignore[arg-type]
         yield made[0]
         made[0].check_at_rest()
 

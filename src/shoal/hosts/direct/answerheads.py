@@ -5,7 +5,7 @@ Owns where an answer's body ends (RFC 9112, section 6.3) and which of its fields
 
 import re
 
-from shoal.hosts.direct.heads import FIELD, MAX_FIELDS
+from shoal.hosts.direct.heads import FIELD, MAX_FIELDS, MAX_HEAD_BYTES
 
 SWITCHED = 101
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
@@ -60,6 +60,22 @@ class AnswerReader:
 
     def __init__(self) -> None:
         self._memo: dict[bytes, AnswerHead] = {}
+
+    def split(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
+        """Return the final head that `data` begins with and what follows it; None, and what to wait with, without one.
+
+        Interim heads are passed over, but that of a switch is final.  Raises BadAnswer.
+        """
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if end < 0 or end > MAX_HEAD_BYTES:
+                if len(data) > MAX_HEAD_BYTES:
+                    raise BadAnswer("its size")
+                return None, data
+            answer = self.read(data[:end])
+            data = data[end + 4 :]
+            if answer.status >= 200 or answer.status == SWITCHED:
+                return answer, data
 
     def read(self, head: bytes) -> AnswerHead:
         """Read everything before the empty line, which is not part of `head`.  Raises BadAnswer."""

@@ -421,10 +421,10 @@ class ClientConnection(asyncio.Protocol):
         if not self._peer:
             plane, peer = self._plane, self.transport.get_extra_info("peername")
             address, scheme = str(peer[0]) if peer else "unknown", "https" if plane.is_tls else "http"
-            self._peer = f"{address}\r\nx-forwarded-proto: {scheme}".encode()
+            self._peer = f"\r\nx-forwarded-for: {address}\r\nx-forwarded-proto: {scheme}".encode()
         if head.forwarded_for:
-            return b"\r\nx-forwarded-for: %b, %b" % (head.forwarded_for.encode("latin-1"), self._peer)
-        return b"\r\nx-forwarded-for: " + self._peer
+            return self._peer.replace(b": ", b": %b, " % head.forwarded_for.encode("latin-1"), 1)
+        return self._peer
 
     def _refuse(self, status: int, message: str) -> bytes:
         """Answer what cannot be read and end the connection: where the next request begins is not known."""

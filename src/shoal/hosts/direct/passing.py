@@ -13,11 +13,21 @@ _BODY_METHODS = frozenset(("POST", "PUT", "PATCH"))
 _NO_CONTENT = 204
 
 
-def request_start(head: RequestHead, body: bytes, *, is_changed: bool, made_id: bytes, client: bytes) -> bytes:
-    """Return the head that all engines get, without its end.
+def request_start(
+    head: RequestHead,
+    size: int,
+    *,
+    is_changed: bool,
+    made_id: bytes,
+    client: bytes,
+    pool: EnginePool,
+    forwards_key: bool,
+) -> bytes:
+    """Return the head that an engine gets, with its end.
 
-    is_changed: the body is not the client's, and then it is plain.  made_id: of a request without an id of its own.
-    client: the lines that say whose request it is, each after its line end.
+    size: of the body.  is_changed: the body is not the client's, and then it is plain.  made_id: of a request without
+    an id of its own.  client: the lines that say whose request it is, each after its line end.  forwards_key: an engine
+    without a key of its own gets the client's.
     """
     sent = head.sent
     if is_changed and "content-encoding" in head.headers:
@@ -25,16 +35,12 @@ def request_start(head: RequestHead, body: bytes, *, is_changed: bool, made_id: 
     own = b"\r\nx-request-id: " + made_id if made_id else b""
     if head.upgrade:
         own += b"\r\nconnection: upgrade\r\nupgrade: websocket"
-    if body or head.target.method in _BODY_METHODS:
-        return b"%b%b%b\r\ncontent-length: %d" % (sent, own, client, len(body))
-    return b"%b%b%b" % (sent, own, client)
-
-
-def request_end(head: RequestHead, pool: EnginePool, forwards_key: bool) -> bytes:
-    """Return what ends the head for one engine: its own key, or the client's where it has none and may have that."""
+    if size or head.target.method in _BODY_METHODS:
+        own += b"\r\ncontent-length: %d" % size
+    end = pool.head_end
     if forwards_key and head.keys and not pool.backend.authorization:
-        return b"\r\n".join((pool.own_lines, *head.keys)) + b"\r\n\r\n"
-    return pool.head_end
+        end = b"\r\n".join((pool.own_lines, *head.keys)) + b"\r\n\r\n"
+    return b"%b%b%b%b" % (sent, own, client, end)
 
 
 def answer_start(

@@ -16,6 +16,7 @@ from shoal.hosts.direct.clients import ClientConnection
 from shoal.hosts.direct.heads import HeadReader
 from shoal.hosts.direct.pools import Pools
 from shoal.hosts.direct.settings import CONTROL_PREFIXES, DirectSettings
+from shoal.hosts.direct.turns import Turn
 from shoal.hosts.direct.wheel import Wheel
 from shoal.hosts.picker import Picker
 from shoal.routing.commands import Cut
@@ -44,6 +45,7 @@ class Plane:
         self.heads = HeadReader(CONTROL_PREFIXES)
         self.answers = AnswerReader()
         self.pools = Pools(settings, backends, self.wheel, self.loop)
+        self.turn = Turn(self.loop)
         self.active = self.retrying = 0
         self.is_draining = self.is_tls = False
         self.linger_s = LINGER_S

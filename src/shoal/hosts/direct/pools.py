@@ -6,7 +6,6 @@ Owns dialling, reuse, and when an unused connection ends.  What is said on a con
 import asyncio
 import ssl
 from collections.abc import Callable
-from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from shoal.hosts.direct.backends import Backend, BackendsFile
@@ -124,7 +123,7 @@ class EnginePool:
             return
         connection.is_reused = True
         self.idle[connection] = None
-        connection.due = monotonic() + pools.settings.clocks.engine_idle_s
+        connection.due = pools.wheel.now + pools.settings.clocks.engine_idle_s
         pools.wheel.watch(connection)
 
     def dial(self, relay: "Relay") -> None:

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 from shoal.hosts.direct import replies
 from shoal.hosts.direct.answerheads import SWITCHED, AnswerHead, BadAnswer
-from shoal.hosts.direct.heads import MAX_HEAD_BYTES, RequestHead
-from shoal.hosts.direct.passing import answer_start, request_end, request_start
+from shoal.hosts.direct.heads import RequestHead
+from shoal.hosts.direct.passing import answer_start, request_start
 from shoal.hosts.direct.pools import EngineConnection
 from shoal.hosts.direct.splice import Splice
-from shoal.hosts.direct.tails import NO_USAGE, keeps_first, usage_of
+from shoal.hosts.direct.tails import NO_USAGE, keeps_first, keeps_tail, usage_in, usage_of
 from shoal.hosts.direct.tunnels import Tunnel
 from shoal.hosts.logs import Log
 from shoal.hosts.picker import Answered, Placed
 from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
-from shoal.routing import Ended, Recorded
+from shoal.routing import Ended
 from shoal.routing.commands import Cut
+from shoal.wire import Usage
 
 if TYPE_CHECKING:
     from shoal.hosts.direct.clients import ClientConnection
@@ -33,7 +34,9 @@ log = Log("direct")
 RETRY_PAUSE_S = 0.005
 """Before the second retry, doubled for each further one; the first goes out at once."""
 
-_JOIN_BYTES = 64 * 1024
+JOIN_BYTES = 64 * 1024
+"""A body up to this size costs less to copy behind its head than to write as a second piece."""
+
 _BODYLESS = frozenset((204, 304))
 
 
@@ -49,15 +52,16 @@ class Relay:
         "_body",
         "_charged",
         "_client",
-        "_client_id",
         "_engine",
         "_engine_ttft_s",
         "_flags",
         "_has_begun",
         "_head",
         "_held_at",
+        "_is_changed",
         "_is_resent",
         "_is_retry",
+        "_made_id",
         "_pending",
         "_placed",
         "_plane",
@@ -66,11 +70,11 @@ class Relay:
         "_received_at",
         "_seen",
         "_splice",
-        "_start",
         "_started_at",
         "_tries",
         "_ttft_s",
         "_waiting",
+        "_whole",
         "dialling",
         "request_id",
         "tunnel",
@@ -96,10 +100,12 @@ class Relay:
         self._answer: AnswerHead | None = None
         self._engine: EngineConnection | None = None
         self._splice: Splice | None = None
+        self._whole = b""
         self._ttft_s: float | None = None
         self._engine_ttft_s: float | None = None
-        self._has_begun = self._is_resent = self._is_retry = False
+        self._has_begun = self._is_changed = self._is_resent = self._is_retry = False
         self._pending = b""
+        self._made_id = b"" if "x-request-id" in head.headers else plane.fresh_id()
         self._flags = ""
         self._tries = 0
         self._held_at = 0.0
@@ -108,7 +114,7 @@ class Relay:
         self.dialling: asyncio.Task[None] | asyncio.TimerHandle | None = None
         self.tunnel: Tunnel | None = None
         self.request_id = ""
-        # _client_id, _placed, _pool, _start: from `start` on.
+        # _placed, _pool: from `start` on.
 
     # ------------------------------------------------------------------ on the way to an engine
 
@@ -157,16 +163,11 @@ class Relay:
         self._client.answer_error(500, replies.FAULT)
 
     def _send(self, placed: Placed) -> None:
-        plane, head, client, body = self._plane, self._head, self._client, self._body
-        plane.active += 1
+        self._plane.active += 1
         self._placed = placed
-        self._body = placed.body
-        client_id = head.headers.get("x-request-id")
-        made_id = plane.fresh_id() if client_id is None else b""
-        self._client_id = made_id if client_id is None else client_id.encode("latin-1")
-        self._start = request_start(
-            head, placed.body, is_changed=placed.body is not body, made_id=made_id, client=client.forwarded(head)
-        )
+        body = placed.body
+        self._is_changed = body is not self._body
+        self._body = body
         self._try()
 
     def _try(self) -> None:
@@ -182,16 +183,40 @@ class Relay:
             self.connected(connection)
 
     def connected(self, connection: EngineConnection) -> None:
-        """Send the request."""
-        body = self._body
+        """Send the request: at once, or with others that are decided in the same pass of the loop."""
         self._engine = connection
         connection.relay = self
-        connection.take = self._on_head
-        start = self._start + request_end(self._head, self._pool, self._plane.settings.forward_client_key)
-        if len(body) <= _JOIN_BYTES:
-            connection.transport.write(start + body)
+        if self._plane.active > 1 and len(self._body) <= JOIN_BYTES:
+            self._plane.turn.leave(self)
         else:
-            connection.transport.writelines((start, body))
+            self.depart()
+
+    def depart(self) -> None:
+        """Write the request."""
+        engine = self._engine
+        if engine is None:
+            return
+        if engine.relay is not self:
+            # It spoke unasked meanwhile and was closed.
+            self.engine_lost(engine, None)
+            return
+        if engine.transport.is_closing():
+            return  # it tells when it is lost
+        body, plane = self._body, self._plane
+        start = request_start(
+            self._head,
+            len(body),
+            is_changed=self._is_changed,
+            made_id=self._made_id,
+            client=self._client.forwarded(self._head),
+            pool=self._pool,
+            forwards_key=plane.settings.forward_client_key,
+        )
+        engine.take = self._on_head
+        if len(body) <= JOIN_BYTES:
+            engine.transport.write(start + body)
+        else:
+            engine.transport.writelines((start, body))
 
     def unreachable(self) -> None:
         """No connection could be opened."""
@@ -252,28 +277,19 @@ class Relay:
     def _on_head(self, data: bytes) -> None:
         if self._pending:
             data = self._pending + data
-        while True:
-            end = data.find(b"\r\n\r\n")
-            if end < 0 or end > MAX_HEAD_BYTES:
-                self._pending = data
-                if len(data) > MAX_HEAD_BYTES:
-                    self.broken("UPE")
-                return
-            try:
-                answer = self._plane.answers.read(data[:end])
-            except BadAnswer:
-                self.broken("UPE")
-                return
-            data = data[end + 4 :]
-            self._pending = b""
-            if answer.status >= 200:
-                self._on_answer(answer, data)
-                return
-            if answer.status == SWITCHED:
-                self._switched(answer, data)
-                return
-            if not data:
-                return
+        try:
+            answer, rest = self._plane.answers.split(data)
+        except BadAnswer:
+            self.broken("UPE")
+            return
+        if answer is None:
+            self._pending = rest
+            return
+        self._pending = b""
+        if answer.status == SWITCHED:
+            self._switched(answer, rest)
+        else:
+            self._on_answer(answer, rest)
 
     def _on_answer(self, answer: AnswerHead, rest: bytes) -> None:
         status = answer.status
@@ -310,11 +326,17 @@ class Relay:
         splice = self._splice
         head = b""
         if splice is None:
+            if answer.length == len(rest):
+                # All of it came in one read.
+                self._whole = rest
+                client.transport.write(self._answer_start(answer) + rest)
+                self.completed(True)
+                return
             self._splice = splice = Splice(
                 self,
                 client.transport,
                 keeps_first=keeps_first(answer, self._placed.request.api),
-                keeps_tail=answer.is_events or answer.is_json,
+                keeps_tail=keeps_tail(answer),
             )
             head = self._answer_start(answer, is_framed=answer.length is not None or (answer.is_chunked and minor == 1))
         engine.take = take = splice.mode(answer, minor)
@@ -338,7 +360,7 @@ class Relay:
             answer,
             self._head.target.minor,
             ends=self._client.ends_after(not is_framed),
-            client_id=self._client_id,
+            client_id=self._made_id or self._head.headers["x-request-id"].encode("latin-1"),
             request_id=self.request_id,
             shown=self._pool.shown if plane.settings.shows_endpoint else b"",
             added=self._placed.forward.response_headers,
@@ -444,9 +466,13 @@ class Relay:
         self._drop_body()
         self._flags = ""
         self._client.answered()
-        # The client's bytes leave before the books are kept.
-        status = answer.status
-        self._plane.loop.call_soon(self._record, status, False, False, status >= 500)
+        self._plane.turn.end(self)
+
+    def close_books(self) -> None:
+        """Tell the router of an answer that is complete."""
+        answer = self._answer
+        assert answer is not None
+        self._record(answer.status, is_failure=answer.status >= 500)
 
     def broken(self, flag: str) -> None:
         """The answer is not HTTP."""
@@ -516,20 +542,13 @@ class Relay:
 
     def _record(self, status: int, is_cut: bool = False, is_gone: bool = False, is_failure: bool = False) -> None:
         """Tell the router what came of the request and that it is over."""
-        plane, request_id, splice, answer = self._plane, self.request_id, self._splice, self._answer
+        plane, request_id = self._plane, self.request_id
         plane.active -= 1
         if self._is_retry:
             plane.retrying -= 1
-        usage, size = NO_USAGE, 0
-        if splice is not None and answer is not None:
-            size = splice.body_bytes
-            usage = usage_of(answer, self._placed.request.api, splice.first, splice.tail)
-        elif self.tunnel is not None:
-            size = self.tunnel.size_bytes
-        # They know the relay: without this only a walk for cycles would free the three.
-        self._splice = self.tunnel = None
         feed = plane.picker.driver.feed
         try:
+            usage, size = self._read_of_answer()
             outcome = Outcome(
                 status=status,
                 served_address=self._pool.address,
@@ -546,11 +565,24 @@ class Relay:
                 is_upstream_failure=is_failure,
                 flags=self._flags,
             )
-            feed(Recorded(request_id, outcome))
-        except Exception:
-            log.exception("a request could not be recorded")
-        finally:
+            feed(Ended(request_id, outcome))
+        except Exception as error:
+            log.exception("a request could not be recorded", error)
             feed(Ended(request_id))
+
+    def _read_of_answer(self) -> tuple[Usage, int]:
+        """Return the usage that the answer named, and its bytes."""
+        splice, answer, tunnel = self._splice, self._answer, self.tunnel
+        # They know the relay: without this only a walk for cycles would free the three.
+        self._splice = self.tunnel = None
+        if tunnel is not None:
+            return NO_USAGE, tunnel.size_bytes
+        if answer is None:
+            return NO_USAGE, 0
+        api = self._placed.request.api
+        if splice is not None:
+            return usage_of(answer, api, splice.first, splice.tail), splice.body_bytes
+        return usage_in(answer, api, self._whole), len(self._whole)
 
     # ------------------------------------------------------------------ letting go
 

@@ -30,6 +30,11 @@ def keeps_first(answer: AnswerHead, api: Api) -> bool:
     return answer.is_events and api is Api.MESSAGES
 
 
+def keeps_tail(answer: AnswerHead) -> bool:
+    """Whether its last bytes can name usage."""
+    return answer.is_events or answer.is_json
+
+
 class _Details(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
@@ -45,6 +50,13 @@ class _Document(msgspec.Struct, gc=False):
 
 
 _DOCUMENT = msgspec.json.Decoder(_Document)
+
+
+def usage_in(answer: AnswerHead, api: Api, body: bytes) -> Usage:
+    """Read the usage out of a body that came in one read."""
+    if not keeps_tail(answer):
+        return NO_USAGE
+    return usage_of(answer, api, body[:KEEP_BYTES] if keeps_first(answer, api) else b"", body[-KEEP_BYTES:])
 
 
 def usage_of(answer: AnswerHead, api: Api, first: bytes, tail: bytes) -> Usage:

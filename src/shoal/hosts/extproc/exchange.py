@@ -13,7 +13,7 @@ from shoal.hosts.extproc import replies
 from shoal.hosts.picker import Answered, Picker, Placed
 from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
-from shoal.routing import Ended, Forward, Recorded
+from shoal.routing import Ended, Forward
 from shoal.routing.commands import Cut
 
 FULL_DUPLEX_STREAMED = 4
@@ -280,9 +280,7 @@ class Exchange:
         if self._forward is None:
             return
         driver, forward, self._forward = self._picker.driver, self._forward, None
-        if self._ends_itself:
-            driver.feed(Recorded(self.request_id, self._own_record(forward)))
-        driver.feed(Ended(self.request_id))
+        driver.feed(Ended(self.request_id, self._own_record(forward) if self._ends_itself else None))
 
     def _own_record(self, forward: Forward) -> Outcome:
         now = time.monotonic()

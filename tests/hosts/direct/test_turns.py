@@ -1,0 +1,67 @@
+"""Requests that are decided in one pass of the loop leave together."""
+
+from shoal.hosts.direct.turns import MOST_LEAVING
+from tests.hosts.direct.fuzz_readers import Asked, read_answers
+from tests.hosts.direct.fuzz_rig import Transport, World, world
+
+ASK = b"POST /any HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\n\r\n"
+
+
+def warm(it: World, connections: int) -> None:
+    """Have so many engine connections unused."""
+    clients = [it.client() for _ in range(connections)]
+    for client in clients:
+        client.peer_says(ASK + b"w")
+    it.loop.run()
+    it.asked.clear()
+
+
+def test_a_request_by_itself_leaves_at_once() -> None:
+    with world() as it:
+        warm(it, 1)
+        it.client().peer_says(ASK + b"a")
+        assert [asked.body for asked in it.asked] == [b"a"]
+
+
+def test_requests_of_one_pass_leave_in_order_at_its_end_and_no_more_than_a_few_wait() -> None:
+    with world() as it:
+        warm(it, MOST_LEAVING + 3)
+        it.answer = lambda *_: None
+        bodies = [b"%x" % number for number in range(MOST_LEAVING + 2)]
+        for body in bodies:
+            it.client().peer_says(ASK + body)
+        assert [asked.body for asked in it.asked] == bodies[: MOST_LEAVING + 1]
+        it.loop.run()
+        assert [asked.body for asked in it.asked] == bodies
+
+
+def test_a_client_that_leaves_before_its_request_did_sends_nothing() -> None:
+    with world() as it:
+        warm(it, 2)
+        it.answer = lambda *_: None
+        it.client().peer_says(ASK + b"a")
+        gone = it.client()
+        gone.peer_says(ASK + b"b")
+        gone.peer_resets()
+        it.loop.run()
+        assert [asked.body for asked in it.asked] == [b"a"]
+
+
+def test_an_engine_that_speaks_before_it_was_asked_is_not_believed() -> None:
+    with world() as it:
+        warm(it, 2)
+        before = [bytes(each.transport.heard) for each in it.engines]
+        it.client().peer_says(ASK + b"a")
+        client = it.client()
+        client.peer_says(ASK + b"b")
+        (idle,) = [
+            each.transport for each, heard in zip(it.engines, before, strict=True) if each.transport.heard == heard
+        ]
+        idle.peer_says(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong")
+
+        def answer(engine: Transport, asked: Asked) -> None:
+            engine.peer_says(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nright")
+
+        it.answer = answer
+        it.loop.run()
+        assert [each.body for each in read_answers(client, [b"POST"])] == [b"right"]
