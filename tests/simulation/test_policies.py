@@ -85,3 +85,8 @@ def test_when_answers_have_ended_their_length_does_show() -> None:
     """The test above could fail: of answers that end between the choices, lengths do change them."""
     short = placed("least-request", [20] * 60)
     assert short != placed("least-request", [20 + 37 * (number * 7 % 31) for number in range(60)])
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER.parent / "twin").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_experiments_to_compare_them_on_are_read(path: Path) -> None:
+    assert read_experiment(path.read_text(), str(path)).name == path.stem

@@ -24,23 +24,28 @@ def place_of(text: str) -> int:
 class HashRing:
     """Points of each endpoint on a circle of 64-bit hashes; few keys move when an endpoint joins or leaves."""
 
-    __slots__ = ("_places", "_rows")
+    __slots__ = ("_count", "_places", "_rows")
 
     def __init__(self, fleet: Sequence[Endpoint], points: int) -> None:
         made = [
             (place_of(f"{endpoint.id}{point}"), row) for row, endpoint in enumerate(fleet) for point in range(points)
         ]
         made.sort()
+        self._count = len(fleet)
         self._places = [place for place, _ in made]
         self._rows = [row for _, row in made]
 
     def walk(self, key: int) -> Iterator[int]:
         """Yield each row once, in the order in which the ring comes to it from the key's place on."""
-        start, seen = bisect_left(self._places, key), set[int]()
-        for row in (*self._rows[start:], *self._rows[:start]):
+        rows, seen = self._rows, set[int]()
+        start = bisect_left(self._places, key) - len(rows)
+        for at in range(start, start + len(rows)):
+            row = rows[at]
             if row not in seen:
                 seen.add(row)
                 yield row
+                if len(seen) == self._count:
+                    return
 
 
 def positions(view: FleetView) -> dict[int, int]:
@@ -83,10 +88,13 @@ class KubeaiBoundedHashScorer:
 
     def _choose(self, view: FleetView, key: int, load: list[float]) -> int:
         at = positions(view)
-        offered = [at[row] for row in self._ring.of(view).walk(key) if row in at]
+        offered = (at[row] for row in self._ring.of(view).walk(key) if row in at)
         total = sum(load)
         bound = (total + 1) / len(load) * self._factor
-        return next((place for place in offered if total == 0 or load[place] + 1 <= bound), offered[0])
+        first = next(offered)
+        if total == 0 or load[first] + 1 <= bound:
+            return first
+        return next((place for place in offered if load[place] + 1 <= bound), first)
 
 
 class ProductionStackSessionScorer:
