@@ -1,15 +1,20 @@
 """The laws of balance hold where the picker knows the caches too: who holds a prefix does not get everybody."""
 
+import sys
 from collections import Counter
+from types import FrameType
+
+import pytest
 
 from shoal.pool import Endpoint, EndpointState, ServedModel
 from shoal.pool.kvevents import KvState
-from shoal.routing import Arrived, Forward
+from shoal.routing import Arrived, Ended, Forward, Ticked
 from shoal.routing.events import (
     BlocksStored,
     EndpointChanged,
     EndpointJoined,
     Fetched,
+    FetchFailed,
     KvStreamChanged,
     ModelsSeen,
     TokenKeys,
@@ -124,3 +129,65 @@ def test_pools_for_prefill_and_decode_with_the_same_prompt_keep_their_blocks_apa
     candidates = pool.explained("r1")["candidates"]
     assert isinstance(candidates, list)
     assert {each["id"]: each["matched_tokens"] for each in candidates} == {"prefill-0": 3184, "decode-0": 1600}
+
+
+def busy(pool: ExactPool) -> list[float]:
+    """The requests that each endpoint is believed to work on."""
+    return [each.inflight_requests for each in pool.router.status().endpoints]
+
+
+@pytest.mark.parametrize("way", ["tokens", "no-tokens", "deadline", "no-caches"])
+def test_a2_a_request_is_in_flight_from_its_dispatch_to_its_end_on_every_path(way: str) -> None:
+    pool = ExactPool(3)
+    if way == "no-caches":
+        for number in range(3):
+            pool.feed(KvStreamChanged(f"e{number}", KvState.STALE))
+    answer = pool.ask("r1", "agent", 3200)
+    if way == "tokens":
+        (answer,) = pool.feed(Fetched("r1", 3200, (TokenKeys(SIZE, keys_of("agent", 3200)),)))
+    elif way == "no-tokens":
+        (answer,) = pool.feed(FetchFailed("r1"))
+    elif way == "deadline":
+        assert sum(busy(pool)) == 0
+        pool.now += 1.0
+        (answer,) = pool.feed(Ticked())
+    assert isinstance(answer, Forward)
+    assert sorted(busy(pool)) == [0, 0, 1]
+    pool.feed(Ended("r1"))
+    assert busy(pool) == [0, 0, 0]
+
+
+def test_a11_all_endpoints_are_looked_at_without_asking_each() -> None:
+    """What is counted is calls, so that a slow machine changes nothing."""
+    calls = {size: calls_of_one_placement(size) for size in (20, 400)}
+    assert calls[400] < calls[20] + 400
+
+
+def calls_of_one_placement(endpoints: int) -> int:
+    """How many functions are called to place a request whose prompt all hold to different depths."""
+    pool = ExactPool(endpoints)
+    for number in range(endpoints):
+        pool.store(f"e{number}", "agent", 320 * (number % 4))
+    pool.place("warm", "agent", 1600)
+    pool.ask("r1", "agent", 1600)
+    count = 0
+
+    def note(frame: FrameType, what: str, of: object) -> None:
+        nonlocal count
+        count += what in ("call", "c_call")
+
+    event = Fetched("r1", 1600, (TokenKeys(SIZE, keys_of("agent", 1600)),))
+    sys.setprofile(note)
+    try:
+        pool.feed(event)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a12_load_releases_a_holder_without_any_threshold_to_set() -> None:
+    pool = ExactPool(4, CONFIG)
+    pool.store("e0", "agent", 1600)
+    targets = Counter(pool.place(f"r{number}", "agent", 1600).target for number in range(64))
+    assert len(targets) == 4
+    assert max(targets.values()) <= 0.6 * 64

@@ -153,7 +153,7 @@ class Columns(dict[str, Given]):
 
     def _matched_tokens(self) -> Floats | float:
         if self._held is not None:
-            return np.array(self._exact_tokens(self._held))
+            return self._exact_tokens(self._held)
         return self._estimated_tokens()
 
     def _estimated_tokens(self) -> Floats | float:
@@ -189,24 +189,19 @@ class Columns(dict[str, Given]):
     def _plain_matched(self) -> list[float] | float:
         match = self._match
         if self._held is not None:
-            return self._exact_tokens(self._held)
+            values: list[float] = self._exact_tokens(self._held).tolist()
+            return values
         if match is None or not match.runs:
             return 0.0
         tokens = self._request.prompt_tokens
         return [float(min(match.held(member.slot) * BLOCK_TOKENS, tokens)) for member in self._fleet.rows]
 
-    def _exact_tokens(self, held: Held) -> list[float]:
+    def _exact_tokens(self, held: Held) -> Floats:
         """What each endpoint saves of the prompt's prefill: known from its events, or else estimated."""
-        s_per_token = self._fleet.cells["prefill_s_per_token"]
-        tokens = []
-        for member in self._fleet.rows:
-            worth = held.worth(member, s_per_token[member.row])
-            sent = 0.0 if self._match is None else float(self._match.held(member.slot) * BLOCK_TOKENS)
-            if worth is None:
-                worth = sent
-            elif sent > worth:
-                worth += HOME_RATIO * (sent - worth)
-            tokens.append(min(worth, float(self._request.prompt_tokens)))
+        worth = held.worths(self._fleet.rows, self._fleet.columns["prefill_s_per_token"])
+        sent = self._estimated_tokens()
+        home = np.where(worth < sent, worth + HOME_RATIO * (sent - worth), worth)
+        tokens: Floats = np.minimum(np.where(np.isnan(worth), sent, home), float(self._request.prompt_tokens))
         return tokens
 
     def _waiting(self) -> Floats:

@@ -5,8 +5,11 @@ tier in tokens.  How keys are stored is `prefix.exact`; what the estimate says i
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from shoal.pool.kvevents import KvState, Tier
 from shoal.prefix import read_blocks
@@ -17,28 +20,16 @@ from shoal.routing.books import Flight
 from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, KvStreamChanged
 from shoal.routing.fetches import PromptKeys
 from shoal.routing.fleet import Member
+from shoal.routing.publishers import NOWHERE, Layout, Numbers, Publishers, lay_out
 from shoal.scheduling.exact_producers import PrecisePrefixCacheProducer
 
 # A publisher is a rank of an endpoint; no engine in the field has more on one address.
 MAX_RANKS = 256
 _TIERS = tuple(Tier)
 _NO_BUDGET_BYTES = 1 << 20
+_ALL_BLOCKS = 1 << 40
 
-
-class Publishers:
-    """The streams of one endpoint.
-
-    model: the name that its keys are made with.  slots: of each rank in the index.  block_sizes: seen, in tokens,
-    ascending.
-    """
-
-    __slots__ = ("block_sizes", "model", "slots", "state")
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self.state = KvState.NONE
-        self.slots: dict[int, int] = {}
-        self.block_sizes: tuple[int, ...] = ()
+Floats = npt.NDArray[np.float64]
 
 
 class Held(NamedTuple):
@@ -63,6 +54,10 @@ class Held(NamedTuple):
         """
         return self.caches.worth(self, member, s_per_token)
 
+    def worths(self, rows: list[Member], s_per_token: Floats) -> Floats:
+        """Return the same for all rows of the fleet, NaN for None.  s_per_token: of each."""
+        return self.caches.worths(self, rows, s_per_token)
+
 
 class ExactCaches:
     """The exact index with its publishers.  settings: of the plugin that asks for it, None while none does.
@@ -76,6 +71,8 @@ class ExactCaches:
         "_expected",
         "_expiring",
         "_index",
+        "_laid_out",
+        "_layout",
         "_load_s",
         "_publishers",
         "_ttl_s",
@@ -88,6 +85,7 @@ class ExactCaches:
         self._index = ExactIndex(_NO_BUDGET_BYTES)
         self.is_on = False
         self._publishers: dict[str, Publishers] = {}
+        self._laid_out: list[Member] | None = None
         self._agreement = Agreement()
         self._expected: dict[str, tuple[str, int, tuple[bytes, ...]]] = {}
         self._expiring: deque[tuple[float, str]] = deque()
@@ -99,6 +97,7 @@ class ExactCaches:
             self._index = ExactIndex(settings.budget_bytes if settings is not None else _NO_BUDGET_BYTES)
             self._agreement = Agreement()
             self._publishers.clear()
+            self._laid_out = None
             self._expected.clear()
             self._expiring.clear()
         self.is_on = settings is not None
@@ -122,8 +121,9 @@ class ExactCaches:
         slot = self._slot(publishers, event.rank)
         if slot is None:
             return
-        if event.block_size_tokens not in publishers.block_sizes:
-            publishers.block_sizes = tuple(sorted((*publishers.block_sizes, event.block_size_tokens)))[:4]
+        if publishers.block_sizes.get(event.rank) != event.block_size_tokens:
+            publishers.block_sizes[event.rank] = event.block_size_tokens
+            self._laid_out = None
         self._index.store(slot, read_blocks(event.keys), event.tier)
 
     def removed(self, event: BlocksRemoved) -> None:
@@ -150,17 +150,20 @@ class ExactCaches:
             self._agreement.forget(event.endpoint_id)
         if self.is_on:
             self._publishers_of(event.endpoint_id).state = event.state
+            self._laid_out = None
 
     def renamed(self, endpoint_id: str) -> None:
         """Note that an endpoint lists other models."""
         publishers = self._publishers.get(endpoint_id)
         if publishers is not None:
             publishers.model = self._base_at(endpoint_id)
+            self._laid_out = None
 
     def left(self, endpoint_id: str) -> None:
         """Forget an endpoint."""
         self._agreement.forget(endpoint_id)
         publishers = self._publishers.pop(endpoint_id, None)
+        self._laid_out = None
         for slot in publishers.slots.values() if publishers else ():
             self._index.remove(slot)
 
@@ -180,27 +183,38 @@ class ExactCaches:
         if slot is None and len(publishers.slots) < MAX_RANKS:
             try:
                 slot = publishers.slots[rank] = self._index.open_slot()
+                self._laid_out = None
             except ValueError:
                 # More publishers than the index can name: these go by the estimate.
                 publishers.state = KvState.STALE
+                self._laid_out = None
         return slot
 
     # ------------------------------------------------------------------ one request
 
-    def wanted(self, members: Iterable[Member]) -> tuple[str, tuple[int, ...]]:
+    def wanted(self, rows: list[Member], candidates: Numbers) -> tuple[str, tuple[int, ...]]:
         """Return an endpoint whose cache is known, and the block sizes, in tokens, at which keys made with its model's
-        name tell something; no sizes when nobody knows.  Engines that go by another name are left to the estimate."""
-        known, model = "", ""
-        sizes: set[int] = set()
-        for member in members:
-            publishers = self._publishers.get(member.endpoint.id)
-            if publishers is None or publishers.state is not KvState.FRESH or not publishers.block_sizes:
-                continue
-            if not sizes:
-                known, model = member.endpoint.id, publishers.model
-            if publishers.model == model:
-                sizes.update(publishers.block_sizes)
-        return known, tuple(sorted(sizes))
+        name tell something; no sizes when nobody knows.  Engines that go by another name are left to the estimate.
+
+        rows: of the fleet.  candidates: some of them.
+        """
+        layout = self._by_rows(rows)
+        models = layout.of_model.take(candidates)
+        known = (models != NOWHERE).nonzero()[0]
+        if not len(known):
+            return "", ()
+        alike = candidates[models == models[known[0]]]
+        sizes = set(layout.sizes.take(alike).tolist())
+        for row in layout.several:
+            if row in alike:
+                sizes.update(self._publishers[rows[row].endpoint.id].block_sizes.values())
+        return rows[candidates[known[0]]].endpoint.id, tuple(sorted(sizes - {0}))
+
+    def _by_rows(self, rows: list[Member]) -> Layout:
+        """Return the publishers by row of the fleet, which makes another list whenever its rows change."""
+        if self._laid_out is not rows:
+            self._layout, self._laid_out = lay_out(rows, self._publishers), rows
+        return self._layout
 
     def match(self, keys: PromptKeys, prompt_tokens: int, now: float) -> Held:
         """Look a prompt up."""
@@ -227,30 +241,49 @@ class ExactCaches:
         for tier, count in zip(_TIERS, blocks, strict=True):
             tokens = min(left, float(count * size))
             left -= tokens
-            total += tokens * self._share(tier, s_per_token)
+            total += tokens * float(self._share(tier, s_per_token))
         return total
 
-    def _share(self, tier: Tier, s_per_token: float) -> float:
+    def worths(self, held: Held, rows: list[Member], s_per_token: Floats) -> Floats:
+        """See `Held.worths`."""
+        layout = self._by_rows(rows)
+        worths = np.full(len(rows), np.nan)
+        model = layout.models.get(held.model)
+        if model is None:
+            return worths
+        for size, match in held.matches.items():
+            mine = ((layout.sizes == size) & (layout.of_model == model)).nonzero()[0]
+            if len(mine):
+                tokens = match.tiers.take(layout.slots.take(mine), axis=1) * size
+                limit = _reusable(held.prompt_tokens, size, _ALL_BLOCKS)
+                # What is beyond the limit is taken from the slowest tiers, as these count last.
+                tokens = np.diff(np.minimum(tokens.cumsum(axis=0), limit), axis=0, prepend=0)
+                costs = s_per_token.take(mine)
+                worths[mine] = sum(self._share(tier, costs) * tokens[number] for number, tier in enumerate(_TIERS))
+        for row in layout.several:
+            worth = self.worth(held, rows[row], float(s_per_token[row]))
+            worths[row] = np.nan if worth is None else worth
+        return worths
+
+    def _share(self, tier: Tier, s_per_token: Floats | float) -> Floats | float:
         """What a token on a tier saves of its prefill, 0 to 1."""
         if tier in self._weights:
             return self._weights[tier]
         load_s = self._load_s.get(tier)
-        return 1.0 if load_s is None else max(0.0, 1.0 - load_s / s_per_token)
+        return 1.0 if load_s is None else np.maximum(0.0, 1.0 - load_s / s_per_token)
 
     def _deepest(self, held: Held, member: Member) -> tuple[int, tuple[int, ...]] | None:
         """Return (block size, blocks on each tier) of the publisher that holds most; None when nothing is known."""
         publishers = self._publishers.get(member.endpoint.id)
-        if publishers is None or publishers.state is not KvState.FRESH or not held.matches:
-            return None
-        if publishers.model != held.model:
-            # Its keys of the same prompt are others, so that none is found says nothing.
+        if publishers is None or not publishers.is_known or publishers.model != held.model:
+            # Its keys of the same prompt are others under another name, so that none is found says nothing.
             return None
         best: tuple[int, tuple[int, ...]] | None = None
         most = -1
-        for size in publishers.block_sizes:
+        for rank, size in publishers.block_sizes.items():
             match = held.matches.get(size)
-            for slot in publishers.slots.values() if match is not None else ():
-                assert match is not None
+            if match is not None:
+                slot = publishers.slots[rank]
                 if (tokens := match.held(slot) * size) > most:
                     most, best = tokens, (size, match.by_tier(slot))
         return best
@@ -263,7 +296,7 @@ class ExactCaches:
         if publishers is None or not self._ttl_s or publishers.state is not KvState.FRESH or not publishers.slots:
             return
         slot = min(publishers.slots.values())
-        mine = tuple(each.keys for each in keys.by_size if each.block_size_tokens in publishers.block_sizes)
+        mine = tuple(each.keys for each in keys.by_size if each.block_size_tokens in publishers.block_sizes.values())
         for each in mine:
             self._index.store(slot, read_blocks(each), Tier.EXPECTED)
         self._expected[request_id] = (member.endpoint.id, slot, mine)
@@ -301,7 +334,7 @@ class ExactCaches:
             prompt_tokens=outcome.prompt_tokens,
             predicted_tokens=flight.predicted_tokens,
             cached_tokens=outcome.cached_tokens,
-            block_tokens=publishers.block_sizes[0],
+            block_tokens=min(publishers.block_sizes.values()),
         )
 
     def warnings(self) -> list[str]:

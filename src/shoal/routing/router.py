@@ -216,8 +216,7 @@ class Router:
     def _fetch(self, event: Arrived, resolved: Resolved, now: float) -> Fetch | None:
         """Ask for the prompt's tokens if some candidate's cache is known exactly."""
         request = event.request
-        members = [self._fleet.rows[row] for row in self._candidates.rows(resolved.target, request, now)]
-        known, sizes = self._exact.wanted(members)
+        known, sizes = self._exact.wanted(self._fleet.rows, self._candidates.rows(resolved.target, request, now))
         model = self._models.base_at(known) or resolved.target
         if not sizes or not self._fetches.add(event, resolved, model, now, now + self._config.tokens.deadline_s):
             return None
