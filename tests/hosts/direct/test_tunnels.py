@@ -2,7 +2,11 @@
 
 import asyncio
 
+from shoal.hosts.direct.settings import DirectClocks
+from shoal.pool import Api, Refusal, RefusalReason
+from shoal.routing.commands import Cut
 from tests.hosts.direct.direct_rig import Seen, Wire, plain, pool, request, says, until
+from tests.hosts.direct.fuzz_rig import world
 
 UPGRADE = "Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n"
 SWITCHED = (
@@ -96,3 +100,37 @@ async def test_an_upgrade_that_connection_does_not_name_or_to_another_protocol_i
             assert it.engines[0].seen[-1].values("upgrade") == []
         await it.ask(request(headers=UPGRADE))
         assert it.engines[0].seen[-1].values("upgrade") == []
+
+
+def test_a_tunnel_ends_when_it_is_silent_for_too_long_or_lasts_too_long() -> None:
+    for clocks, flag in ((DirectClocks(), "SI"), (DirectClocks(stream_s=900.0), "DT")):
+        with world(clocks=clocks) as it:
+            it.answer = lambda engine, _: engine.peer_says(SWITCHED + b"hello")
+            client = it.client()
+            client.peer_says(request(path="/v1/realtime", method="GET", headers=UPGRADE))
+            it.loop.run()
+            assert bytes(client.heard).endswith(b"hello")
+            it.pass_time(500.0)
+            assert not client.is_lost
+            it.pass_time(8000.0)
+            assert client.is_lost
+            (account,) = it.accounts
+            assert (account.outcome.status, account.outcome.response_bytes) == (101, 5)
+            assert account.outcome.flags == flag
+
+
+def test_a_tunnel_is_cut_when_the_router_says_so() -> None:
+    with world() as it:
+        it.answer = lambda engine, _: engine.peer_says(SWITCHED)
+        client = it.client()
+        client.peer_says(request(path="/v1/realtime", method="GET", headers=UPGRADE))
+        it.loop.run()
+        (plane_client,) = it.plane._clients
+        assert plane_client.relay is not None
+        name = plane_client.relay.request_id
+        refusal = Refusal(reason=RefusalReason.ABORTED, message="enough")
+        assert it.plane.cut({name: Cut(name, refusal, Api.OTHER)}) == 1
+        it.loop.run()
+        assert client.is_lost
+        assert all(each.transport.is_closing() for each in it.engines)
+        assert [account.outcome.flags for account in it.accounts] == ["OA"]

@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
         self._decoder: ChunkDecoder | None = None
         self._head: RequestHead | None = None
         self._tenant = ""
-        self.relay: Relay | None = None
+        self.relay: Relay | Tunnel | None = None
         self.is_paused = False
         self.due = NEVER
         self.visit = 0
@@ -106,8 +106,8 @@ class ClientConnection(asyncio.Protocol):
                 self._read(rest)
         elif state == BUSY:
             self._ahead(data)
-        elif state == TUNNEL and self.relay is not None and self.relay.tunnel is not None:
-            self.relay.tunnel.from_client(data)
+        elif state == TUNNEL and isinstance(self.relay, Tunnel):
+            self.relay.from_client(data)
 
     def connection_lost(self, _: Exception | None) -> None:
         """The client has gone."""
@@ -142,7 +142,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._buffer and self._state == HEAD:
             self._plane.loop.call_soon(self._go_on)
 
-    def _overload(self, relay: Relay) -> None:
+    def _overload(self, relay: Relay | Tunnel) -> None:
         if self.relay is relay and self.is_paused:
             relay.overload()
 
@@ -393,6 +393,7 @@ class ClientConnection(asyncio.Protocol):
     def switched(self, tunnel: Tunnel) -> None:
         """The connection became a tunnel; what came ahead belongs to it."""
         self._state = TUNNEL
+        self.relay = tunnel
         data = self._buffer
         if data:
             self._hold(b"")

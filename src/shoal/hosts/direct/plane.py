@@ -96,6 +96,11 @@ class Plane:
         look = now + self._look_s
         return min(look, started_at + stream_s) if stream_s else look
 
+    def may_retry(self) -> bool:
+        """Whether one more request may be sent again."""
+        settings = self.settings
+        return self.retrying < max(settings.min_retries, settings.budget_ratio * self.active)
+
     def is_crammed(self) -> bool:
         """Whether what clients have sent and not read is so far over the budget that small bodies must wait as well."""
         return self.picker.buffered_bytes > CRAM_RATIO * self.settings.max_buffered_bytes

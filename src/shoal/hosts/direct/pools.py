@@ -14,6 +14,7 @@ from shoal.hosts.direct.wheel import NEVER, Wheel
 
 if TYPE_CHECKING:
     from shoal.hosts.direct.relay import Relay
+    from shoal.hosts.direct.tunnels import Tunnel
 
 
 class EngineConnection(asyncio.Protocol):
@@ -27,7 +28,7 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(self, pool: "EnginePool") -> None:
         self.pool = pool
-        self.relay: Relay | None = None
+        self.relay: Relay | Tunnel | None = None
         self.take: Callable[[bytes], None] | None = None
         self.is_reused = False
         self.due = NEVER

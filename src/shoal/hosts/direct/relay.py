@@ -23,7 +23,6 @@ from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
 from shoal.routing import Ended
 from shoal.routing.commands import Cut
-from shoal.wire import Usage
 
 if TYPE_CHECKING:
     from shoal.hosts.direct.clients import ClientConnection
@@ -43,42 +42,16 @@ _BODYLESS = frozenset((204, 304))
 class Relay:
     """One request.  `start` it once; `leave` when its client has gone.
 
-    request_id: the minted one.  tunnel: what the connection became, None for an ordinary request.  dialling: the
-    connection that is being opened, or the pause before a retry; whoever sets it clears it.
+    request_id: the minted one.  dialling: the connection that is being opened, or the pause before a retry; whoever
+    sets it clears it.
     """
 
     __slots__ = (
-        "_answer",
-        "_body",
-        "_charged",
-        "_client",
-        "_engine",
-        "_engine_ttft_s",
-        "_flags",
-        "_has_begun",
-        "_head",
-        "_held_at",
-        "_is_changed",
-        "_is_resent",
-        "_is_retry",
-        "_made_id",
-        "_pending",
-        "_placed",
-        "_plane",
-        "_pool",
-        "_quiet_since",
-        "_received_at",
-        "_seen",
-        "_splice",
-        "_started_at",
-        "_tries",
-        "_ttft_s",
-        "_waiting",
-        "_whole",
-        "dialling",
-        "request_id",
-        "tunnel",
-    )
+        "_answer", "_body", "_charged", "_client", "_engine", "_engine_ttft_s", "_flags", "_has_begun", "_head",
+        "_held_at", "_is_changed", "_is_resent", "_is_retry", "_made_id", "_pending", "_placed", "_plane", "_pool",
+        "_quiet_since", "_received_at", "_seen", "_splice", "_started_at", "_tries", "_ttft_s", "_waiting",
+        "_whole", "dialling", "request_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -112,7 +85,6 @@ class Relay:
         self._seen = -1
         self._waiting: Waiting | None = None
         self.dialling: asyncio.Task[None] | asyncio.TimerHandle | None = None
-        self.tunnel: Tunnel | None = None
         self.request_id = ""
         # _placed, _pool: from `start` on.
 
@@ -228,9 +200,7 @@ class Relay:
             return
         self._engine = None
         answer = self._answer
-        if self.tunnel is not None:
-            self.tunnel.engine_lost()
-        elif answer is not None and answer.length is None and not answer.is_chunked and exc is None:
+        if answer is not None and answer.length is None and not answer.is_chunked and exc is None:
             # Which is how such an answer ends.
             if not self._has_begun:
                 self._client.transport.write(self._answer_start(answer, is_framed=False))
@@ -256,8 +226,7 @@ class Relay:
         plane = self._plane
         if self._tries > plane.picker.retries_of(self._placed.forward):
             return False
-        settings = plane.settings
-        return self._is_retry or plane.retrying < max(settings.min_retries, settings.budget_ratio * plane.active)
+        return self._is_retry or plane.may_retry()
 
     def _retry(self) -> None:
         self._close_engine()
@@ -372,10 +341,10 @@ class Relay:
             self.broken("UPE")
             return
         self._answer = answer
-        self._has_begun = True
+        self._engine = None
         self._drop_body()
-        self.tunnel = tunnel = Tunnel(client, engine, self._tunnel_ended)
-        engine.take = tunnel.from_engine
+        tunnel = Tunnel(self._plane, client, engine, self.request_id, self._started_at, self._tunnel_ended)
+        engine.relay, engine.take = tunnel, tunnel.from_engine
         client.transport.write(self._answer_start(answer))
         if rest:
             tunnel.from_engine(rest)
@@ -394,20 +363,14 @@ class Relay:
             self._engine.transport.resume_reading()
 
     def engine_paused(self) -> None:
-        """The engine does not read; only of a tunnel is there more to come."""
-        if self.tunnel is not None:
-            self.tunnel.pause(is_engine=True)
+        """The engine does not read; all that is for it is on its way."""
 
     def engine_resumed(self) -> None:
         """The engine reads again."""
-        if self.tunnel is not None:
-            self.tunnel.resume(is_engine=True)
 
     def overload(self) -> None:
         """What unread answers hold is over the limit, and this one has just grown."""
-        if self.tunnel is not None:
-            self._time_out("OM", is_failure=False)
-        elif self._has_begun:
+        if self._has_begun:
             self._cut("OM", is_failure=False)
 
     # ------------------------------------------------------------------ clocks
@@ -436,8 +399,6 @@ class Relay:
     def _progress(self) -> int:
         splice, engine = self._splice, self._engine
         moved = self._tries + len(self._pending) + (splice.body_bytes if splice is not None else 0)
-        if self.tunnel is not None:
-            moved += self.tunnel.moved_bytes
         return moved - engine.transport.get_write_buffer_size() if engine is not None else moved
 
     def _time_out(self, flag: str, is_failure: bool) -> None:
@@ -446,9 +407,6 @@ class Relay:
         if self._waiting is not None:
             self._stop_waiting()
             self._client.answer_error(504, replies.no_answer(self._plane.settings))
-        elif self.tunnel is not None:
-            self._close_engine()
-            self.tunnel.engine_lost()
         elif self._has_begun:
             self._cut(flag, is_failure=is_failure)
         else:
@@ -485,10 +443,7 @@ class Relay:
         """The router ends it."""
         self._flags = "OA"
         self._stop_dialling()
-        if self.tunnel is not None:
-            self._close_engine()
-            self.tunnel.engine_lost()
-        elif self._has_begun:
+        if self._has_begun:
             refusal = command.refusal
             self._cut("OA", is_failure=False, said=(refusal.message, str(refusal.reason)))
         else:
@@ -521,17 +476,14 @@ class Relay:
         self._client.answer_error(status, message)
         self._record(status, is_failure=is_failure)
 
-    def _tunnel_ended(self, _: int) -> None:
-        self._engine = None
-        self._record(SWITCHED)
+    def _tunnel_ended(self, flags: str, size_bytes: int) -> None:
+        self._flags = flags
+        self._record(SWITCHED, tunnel_bytes=size_bytes)
 
     def leave(self) -> None:
         """The client has gone: the engine need not go on."""
         if self._waiting is not None:
             self._stop_waiting()
-            return
-        if self.tunnel is not None:
-            self.tunnel.client_lost()
             return
         self._stop_dialling()
         self._drop_body()
@@ -540,15 +492,29 @@ class Relay:
         answer = self._answer
         self._record(answer.status if answer is not None and self._has_begun else 0, is_gone=True)
 
-    def _record(self, status: int, is_cut: bool = False, is_gone: bool = False, is_failure: bool = False) -> None:
+    def _record(
+        self,
+        status: int,
+        *,
+        is_cut: bool = False,
+        is_gone: bool = False,
+        is_failure: bool = False,
+        tunnel_bytes: int = 0,
+    ) -> None:
         """Tell the router what came of the request and that it is over."""
-        plane, request_id = self._plane, self.request_id
+        plane, request_id, answer, splice = self._plane, self.request_id, self._answer, self._splice
+        # It knows the relay: without this only a walk for cycles would free the two.
+        self._splice = None
         plane.active -= 1
         if self._is_retry:
             plane.retrying -= 1
         feed = plane.picker.driver.feed
         try:
-            usage, size = self._read_of_answer()
+            usage, size, api = NO_USAGE, tunnel_bytes, self._placed.request.api
+            if splice is not None and answer is not None:
+                usage, size = usage_of(answer, api, splice.first, splice.tail), splice.body_bytes
+            elif self._whole and answer is not None:
+                usage, size = usage_in(answer, api, self._whole), len(self._whole)
             outcome = Outcome(
                 status=status,
                 served_address=self._pool.address,
@@ -569,20 +535,6 @@ class Relay:
         except Exception as error:
             log.exception("a request could not be recorded", error)
             feed(Ended(request_id))
-
-    def _read_of_answer(self) -> tuple[Usage, int]:
-        """Return the usage that the answer named, and its bytes."""
-        splice, answer, tunnel = self._splice, self._answer, self.tunnel
-        # They know the relay: without this only a walk for cycles would free the three.
-        self._splice = self.tunnel = None
-        if tunnel is not None:
-            return NO_USAGE, tunnel.size_bytes
-        if answer is None:
-            return NO_USAGE, 0
-        api = self._placed.request.api
-        if splice is not None:
-            return usage_of(answer, api, splice.first, splice.tail), splice.body_bytes
-        return usage_in(answer, api, self._whole), len(self._whole)
 
     # ------------------------------------------------------------------ letting go
 
