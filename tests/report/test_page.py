@@ -68,6 +68,14 @@ def test_several_loads_have_a_curve_and_a_view_each() -> None:
     assert html.count('<section id="view') == 2
 
 
+def test_slos_are_told_where_clients_have_them() -> None:
+    assert "SLO met" not in page([made()])
+    html = page([made(slo_s=0.1)])
+    assert "SLO met by tenant" in headings(html)
+    assert "<span>SLO met</span>" in html
+    assert "<th>SLO met %</th>" in page([made("a", slo_s=0.1), made("b", slo_s=0.1)])
+
+
 def test_an_interrupted_run_says_so_first() -> None:
     html = page([made(), made(seed=2, is_partial=True)], planned=5)
     assert "1 of 5 runs were done, 1 in part" in html.split("<h2>")[0]

@@ -49,6 +49,16 @@ def test_counts_have_no_ticks_between_whole_numbers() -> None:
     assert [text for text in texts(svg) if "." in text] == []
 
 
+def test_a_bar_through_a_point_is_as_high_as_its_interval() -> None:
+    line = Line("a", [0, 1], [5, 6], 0, "dots", halves=[2.0, math.nan])
+    svg = lines("a", [line], Axis("", plain), Axis("", plain, low=0.0, high=10.0))
+    (bar,) = drawn(svg, "spread")
+    _, low, high = (float(number) for number in re.findall(r"[\d.]+", bar))
+    (point, _) = places(drawn(svg, "line")[0])
+    assert low - point[1] == pytest.approx(point[1] - high, abs=0.2)
+    assert low > point[1] > high
+
+
 def test_gaps_and_empty_lines_are_left_out() -> None:
     svg = lines(
         "a", [Line("a", [0, 1, 2], [0, math.nan, 2], 0), Line("b", [], [], 1)], Axis("", plain), Axis("", plain)

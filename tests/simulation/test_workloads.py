@@ -148,6 +148,15 @@ def test_tenants_get_their_share_of_the_sessions_and_their_headers_as_far_as_the
     assert sum(part.token_share for part in result.tenants.values()) == pytest.approx(1.0)
 
 
+def test_the_latency_that_clients_ask_for_is_judged() -> None:
+    hasty, calm = {"X-LLM-D-SLO-TTFT-MS": "0.001"}, {"x-llm-d-slo-ttft-ms": "9e6"}
+    tenants = {"hasty": {"headers": hasty}, "calm": {"headers": calm}}
+    text = msgspec.json.encode({"workload": {"shape": "hot", "requests": 40}, "tenants": tenants}).decode()
+    result, _ = run_experiment(read_experiment(text, "test"), 1)
+    assert result.slo_requests == 40
+    assert (result.tenants["hasty"].slo_ratio, result.tenants["calm"].slo_ratio) == (0.0, 1.0)
+
+
 def test_a_tenant_that_headers_name_is_a_tenant_of_the_results() -> None:
     workload = {"shape": "hot", "requests": 4}
     headers = {"x-llm-d-inference-fairness-id": "acme"}

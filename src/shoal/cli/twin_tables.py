@@ -9,21 +9,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.report import FIGURES, Cell, Figure, Row, compare, short
+from shoal.report import Cell, Figure, Row, compare, short, told
 from shoal.simulation import Result, Run
 from shoal.simulation.results import Part
 
 __all__ = ["show"]
 
 _MAX_ROWS = 16
-_SHOWN = ("ttft_p50", "ttft_p95", "ttft_p99", "tpot_p95", "e2e_p95", "hit", "imbalance", "tokens", "failed")
+_SHOWN = ("ttft_p50", "ttft_p95", "ttft_p99", "tpot_p95", "e2e_p95", "hit", "imbalance", "tokens", "slo", "failed")
 
 
 def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
     """Print all tables.  load_unit: of the loads of a sweep."""
     rows = compare(runs)
     has_loads = any(row.load is not None for row in rows)
-    figures = [figure for figure in FIGURES if figure.key in _SHOWN]
+    figures = [figure for figure in told(runs) if figure.key in _SHOWN]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("POLICY", overflow="fold")
     if has_loads:
@@ -87,7 +87,9 @@ def _inside(console: Console, results: list[Result]) -> None:
 def _parts(title: str, parts: dict[str, Part], most: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(title)
-    for name in ("requests", "share of work %", "TTFT p50 ms", "TTFT p95 ms", "e2e p95 s", "hit %", "failed"):
+    has_slo = any(part.slo_requests for part in parts.values())
+    titles = ("requests", "share of work %", "TTFT p50 ms", "TTFT p95 ms", "e2e p95 s", "hit %", "failed")
+    for name in (*titles, "SLO met %") if has_slo else titles:
         table.add_column(name, justify="right")
     for name, part in list(parts.items())[:most]:
         table.add_row(
@@ -99,9 +101,10 @@ def _parts(title: str, parts: dict[str, Part], most: int) -> Table:
             f"{part.e2e_p95_s:,.2f}",
             f"{part.hit_ratio * 100:.1f}",
             f"{part.failed:,}",
+            *([f"{part.slo_ratio * 100:.1f}" if part.slo_requests else ""] if has_slo else []),
         )
     if len(parts) > most:
-        table.add_row(f"... {len(parts) - most} more", *[""] * 7)
+        table.add_row(f"... {len(parts) - most} more")
     return table
 
 

@@ -4,7 +4,7 @@ Here belongs what is said of runs that are over, as values, text and bytes.  Fig
 files are written by whoever asked for them.
 """
 
-from shoal.report.comparison import FIGURES, Cell, Figure, Row, compare, short
+from shoal.report.comparison import FIGURES, Cell, Figure, Row, compare, short, told
 from shoal.report.document import Document, about, as_json
 from shoal.report.page import as_html
 from shoal.report.tables import TABLES, parquet
@@ -22,4 +22,5 @@ __all__ = [
     "compare",
     "parquet",
     "short",
+    "told",
 ]

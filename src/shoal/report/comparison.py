@@ -37,8 +37,15 @@ FIGURES: tuple[Figure, ...] = (
     Figure("imbalance", "imbalance", lambda run: run.imbalance, 2, 0),
     Figure("tokens", "tokens/s", lambda run: run.output_tokens_per_s, 0, 1),
     Figure("requests", "requests/s", lambda run: run.requests_per_s, 2, 1),
+    Figure("slo", "SLO met %", lambda run: run.slo_ratio * 100, 1, 1),
     Figure("failed", "failed", lambda run: float(run.failed), 0, -1),
 )
+
+
+def told(runs: Sequence[Run]) -> tuple[Figure, ...]:
+    """Return the figures that say something of these runs: SLOs only where a client has one."""
+    has_slo = any(run.result.slo_requests for run in runs)
+    return tuple(figure for figure in FIGURES if figure.key != "slo" or has_slo)
 
 
 class Cell(NamedTuple):

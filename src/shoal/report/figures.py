@@ -55,15 +55,14 @@ def over_loads(runs: Sequence[Run], load_unit: str) -> list[Plot]:
     ttft = Axis("TTFT p95", seconds, is_log=True)
     hit = Axis("hit ratio", percent, low=0.0, high=1.0)
 
-    def drawn(x: Callable[[Row], float], y: Callable[[Row], float], *, is_labelled: bool = False) -> list[Line]:
+    def drawn(x: Callable[[Row], float], key: str, factor: float = 1.0, *, is_labelled: bool = False) -> list[Line]:
         made = []
         for colour, (policy, own) in enumerate(by_policy.items()):
             labels = tuple(f"{row.load:g}" for row in own) if is_labelled and len(policies) <= 3 else ()
-            made.append(Line(policy, [x(row) for row in own], [y(row) for row in own], colour, "dots", labels))
+            cells = [row.cells[key] for row in own]
+            means, halves = [cell.mean * factor for cell in cells], [cell.half * factor for cell in cells]
+            made.append(Line(policy, [x(row) for row in own], means, colour, "dots", labels, halves))
         return made
-
-    def of(key: str, factor: float = 1.0) -> Callable[[Row], float]:
-        return lambda row: row.cells[key].mean * factor
 
     def at(row: Row) -> float:
         return row.load or 0.0
@@ -71,24 +70,25 @@ def over_loads(runs: Sequence[Run], load_unit: str) -> list[Plot]:
     return [
         Plot(
             "Throughput against latency",
-            f"One point per load ({load_unit}), mean over seeds. Further right and lower is better.",
-            lines("Throughput against latency", drawn(of("tokens"), of("ttft_p95", 1e-3), is_labelled=True),
+            f"A point per load ({load_unit}): mean over seeds, with its 95 % interval. Right and low is better.",
+            lines("Throughput against latency",
+                  drawn(lambda row: row.cells["tokens"].mean, "ttft_p95", 1e-3, is_labelled=True),
                   throughput, ttft, hover=""),
         ),
         Plot(
             "Latency over load",
             "95 of 100 requests had their first token by then.",
-            lines("TTFT p95 over load", drawn(at, of("ttft_p95", 1e-3)), load, ttft),
+            lines("TTFT p95 over load", drawn(at, "ttft_p95", 1e-3), load, ttft),
         ),
         Plot(
             "Throughput over load",
             "Where the curve goes flat the fleet is full.",
-            lines("Output tokens per second over load", drawn(at, of("tokens")), load, throughput),
+            lines("Output tokens per second over load", drawn(at, "tokens"), load, throughput),
         ),
         Plot(
             "Hit ratio over load",
             "Share of prompt tokens that were found in a cache.",
-            lines("Hit ratio over load", drawn(at, of("hit", 0.01)), load, hit),
+            lines("Hit ratio over load", drawn(at, "hit", 0.01), load, hit),
         ),
     ]  # fmt: skip
 
@@ -153,6 +153,9 @@ def tenants(runs: Sequence[Run]) -> list[Plot]:
         Plot("TTFT p95 by tenant", f"Nineteen of twenty requests had their first token by then.{more}",
              bars("TTFT p95 by tenant", wait)),
     ]  # fmt: skip
+    if any(part.slo_requests for each in parts.values() for _, _, part in each):
+        met = groups(lambda part: part.slo_ratio, percent)
+        made.append(Plot("SLO met by tenant", f"Of the requests that have one.{more}", bars("SLO met by tenant", met)))
     if len(shown) == 1:
         made.append(_tenants_over_time(shown[0], [name if name != "(none)" else "" for name in most]))
     return made

@@ -12,7 +12,7 @@ import msgspec
 import yaml
 from markupsafe import Markup
 
-from shoal.report.comparison import FIGURES, Cell, Figure, Row, compare, short
+from shoal.report.comparison import Cell, Figure, Row, compare, short, told
 from shoal.report.document import Document
 from shoal.report.figures import Plot, distributions, endpoints, over_loads, over_time, seconds, tenants
 from shoal.report.honesty import AGGREGATE, CAUTION, MODELLED, NOT_MODELLED
@@ -21,7 +21,7 @@ from shoal.simulation import ClusterConfig, Run
 from shoal.simulation.fleets import Group
 
 # What fits on a page; the results file has all.
-_SHOWN = tuple(figure for figure in FIGURES if figure.key not in ("e2e_p50", "requests"))
+_LEFT_OUT = ("e2e_p50", "requests")
 
 
 class View(NamedTuple):
@@ -47,6 +47,7 @@ def as_html(document: Document, runs: Sequence[Run]) -> str:
     template = environment.from_string((files("shoal.report") / "page.html").read_text())
     rows = compare(runs)
     policies = list(dict.fromkeys(run.policy for run in runs))
+    figures = [figure for figure in told(runs) if figure.key not in _LEFT_OUT]
     whole = sum(not run.result.is_partial for run in runs)
     return template.render(
         document=document,
@@ -56,10 +57,10 @@ def as_html(document: Document, runs: Sequence[Run]) -> str:
         cut=f"{whole} of {document.planned} runs were done, {len(runs) - whole} in part"
         if whole < document.planned
         else "",
-        tiles=_tiles(rows[0]) if len(rows) == 1 else [],
-        figures=[figure.title for figure in _SHOWN],
+        tiles=_tiles(rows[0], figures) if len(rows) == 1 else [],
+        figures=[figure.title for figure in figures],
         has_loads=any(row.load is not None for row in rows),
-        rows=[_row(row) for row in rows],
+        rows=[_row(row, figures) for row in rows],
         sweep=[_safe(plot) for plot in over_loads(runs, document.load_unit)],
         views=_views(document, runs),
         fleet=_fleet(document),
@@ -92,13 +93,16 @@ def _safe(plot: Plot) -> Plot:
     return plot._replace(svg=Markup(plot.svg))
 
 
-def _tiles(row: Row) -> list[Tile]:
+def _tiles(row: Row, figures: Sequence[Figure]) -> list[Tile]:
     cells = row.cells
 
     def time(key: str, factor: float) -> str:
         return seconds(cells[key].mean * factor)
 
+    has_slo = any(figure.key == "slo" for figure in figures)
+    slo = [Tile("SLO met", f"{cells['slo'].mean:.1f} %", "of requests that have one")] if has_slo else []
     return [
+        *slo,
         Tile("TTFT p50", time("ttft_p50", 1e-3), f"p95 {time('ttft_p95', 1e-3)}, p99 {time('ttft_p99', 1e-3)}"),
         Tile("TPOT p50", time("tpot_p50", 1e-3), f"p95 {time('tpot_p95', 1e-3)}"),
         Tile("End to end p50", time("e2e_p50", 1.0), f"p95 {time('e2e_p95', 1.0)}"),
@@ -110,12 +114,12 @@ def _tiles(row: Row) -> list[Tile]:
     ]
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: Row, figures: Sequence[Figure]) -> dict[str, Any]:
     return {
         "policy": short(row.policy),
         "load": "" if row.load is None else f"{row.load:g}",
         "requests": f"{row.requests:,}",
-        "cells": [_cell(figure, row.cells[figure.key]) for figure in _SHOWN],
+        "cells": [_cell(figure, row.cells[figure.key]) for figure in figures],
     }
 
 

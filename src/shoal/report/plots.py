@@ -33,7 +33,10 @@ class Axis(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Points in order.  colour: place in the palette.  style: "", "thin", "area" or "dots".  labels: at points."""
+    """Points in order.  colour: place in the palette.  style: "", "thin", "area" or "dots".  labels: at points.
+
+    halves: half the height of a bar through each point, NaN for none.
+    """
 
     name: str
     xs: Sequence[float]
@@ -41,6 +44,7 @@ class Line(NamedTuple):
     colour: int
     style: str = ""
     labels: Sequence[str] = ()
+    halves: Sequence[float] = ()
 
 
 class Bar(NamedTuple):
@@ -202,6 +206,10 @@ def _drawn(line: Line, across: _Scale, up: _Scale) -> str:
             f'<path class="area {colour}" d="{path}L{places[-1][0]:.1f} {floor}L{places[0][0]:.1f} {floor}z"/>'
         )
     parts.append(f'<path class="line {colour} {"thin" if line.style == "thin" else ""}" d="{path}"/>')
+    for x, y, half in zip(line.xs, line.ys, line.halves, strict=False):
+        if math.isfinite(half) and math.isfinite(y):
+            bar = f"M{across.at(x):.1f} {up.at(y - half):.1f}V{up.at(y + half):.1f}"
+            parts.append(f'<path class="line {colour} spread" d="{bar}"/>')
     if line.style == "dots":
         parts += [f'<circle class="fill {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in places]
     for (x, y), label in zip(places, line.labels, strict=False):

@@ -20,6 +20,7 @@ from shoal.pool.kvevents import KvState
 from shoal.routing import Arrived, Command, Ended, Forward, Recorded, Router, Ticked, commands, events
 from shoal.routing.claims import Claims
 from shoal.routing.config import load
+from shoal.scheduling.slo import SLO_TPOT_HEADER, SLO_TTFT_HEADER, slo_s
 from shoal.simulation.loop import Loop, Rank
 from shoal.simulation.nodes import Node, NodeConfig, router_events
 from shoal.simulation.results import Sample
@@ -55,9 +56,12 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Talk:
-    """A session under way.  parent: who waits for it.  children: how many sessions it waits for itself."""
+    """A session under way.  parent: who waits for it.  children: how many sessions it waits for itself.
 
-    __slots__ = ("begun_at", "children", "parent", "session", "turns")
+    slo_*: the latency that its client asks for, NaN for none.
+    """
+
+    __slots__ = ("begun_at", "children", "parent", "session", "slo_tpot_s", "slo_ttft_s", "turns")
 
     def __init__(self, session: Session, parent: "Talk | None", now: float) -> None:
         self.session = session
@@ -65,6 +69,11 @@ class Talk:
         self.parent = parent
         self.children = 0
         self.begun_at = now
+        self.slo_ttft_s = self.slo_tpot_s = math.nan
+        if session.headers:
+            wishes = Request(id="", headers=dict(session.headers))
+            self.slo_ttft_s = slo_s(wishes, SLO_TTFT_HEADER) or math.nan
+            self.slo_tpot_s = slo_s(wishes, SLO_TPOT_HEADER) or math.nan
 
 
 class Flight:
@@ -431,6 +440,8 @@ class Cluster:
                 flight.tenant,
                 outcome is None,
                 flight.talk.session.id,
+                flight.talk.slo_ttft_s,
+                flight.talk.slo_tpot_s,
             )
         )
         if self.on_progress is not None and not len(self.samples) % _PROGRESS_EVERY:

@@ -3,6 +3,7 @@
 Owns the figures and their names in a results file.  Times are seconds of the virtual clock.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,11 @@ Ints = npt.NDArray[np.int64]
 
 
 class Sample(NamedTuple):
-    """One request.  ttft_s and tpot_s: NaN when there is none.  endpoint: who served, "" for nobody."""
+    """One request.
+
+    ttft_s and tpot_s: NaN when there is none.  endpoint: who served, "" for nobody.  slo_*: what its client asked for,
+    NaN for nothing.
+    """
 
     arrived_s: float
     ttft_s: float
@@ -30,6 +35,8 @@ class Sample(NamedTuple):
     tenant: str
     is_failed: bool
     session: str = ""
+    slo_ttft_s: float = math.nan
+    slo_tpot_s: float = math.nan
 
 
 class Names(NamedTuple):
@@ -53,6 +60,8 @@ class Requests(NamedTuple):
     tenant: Names
     is_failed: npt.NDArray[np.bool_]
     session: Names
+    slo_ttft_s: Floats
+    slo_tpot_s: Floats
 
     def __len__(self) -> int:
         return len(self.arrived_s)
@@ -61,7 +70,8 @@ class Requests(NamedTuple):
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a part of a run: of a tenant, or of an endpoint.
 
-    token_share: of all tokens of the run, prompts that were computed (not cached) and answers, 0 to 1.
+    token_share: of all tokens of the run, prompts that were computed (not cached) and answers, 0 to 1.  slo_requests,
+    slo_ratio: as of `Result`.
     """
 
     requests: int
@@ -71,6 +81,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     e2e_p95_s: float
     hit_ratio: float
     token_share: float
+    slo_requests: int = 0
+    slo_ratio: float = 1.0
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +90,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     duration_s: of the virtual clock.  hit_ratio: share of prompt tokens found in caches.  imbalance: busiest endpoint
     over the mean, by requests.  output_tokens_per_s, requests_per_s: over the whole run.  waiting_peak: most requests
-    in the queues of all engines at a look, held_peak: in the router; both 0 when nobody looked.  is_partial: the run
+    in the queues of all engines at a look, held_peak: in the router; both 0 when nobody looked.  slo_requests: whose
+    clients asked for a latency; slo_ratio: share of them that got it, 1 when there are none.  is_partial: the run
     was interrupted, and requests that had not ended are in no figure.
     """
 
@@ -106,6 +119,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: dict[str, Part] = {}
     waiting_peak: int = 0
     held_peak: int = 0
+    slo_requests: int = 0
+    slo_ratio: float = 1.0
     is_partial: bool = False
 
 
@@ -135,6 +150,8 @@ def columns(samples: Sequence[Sample]) -> Requests:
         tenant=_names(turned[8]),
         is_failed=np.array(turned[9], np.bool_),
         session=_names(turned[10]),
+        slo_ttft_s=np.array(turned[11], np.float64),
+        slo_tpot_s=np.array(turned[12], np.float64),
     )
 
 
@@ -153,6 +170,7 @@ def summarise(
     prompt, output = int(all_.prompt_tokens[good].sum()), int(all_.output_tokens[good].sum())
     count = int(good.sum())
     waiting, held = _peaks(timeline)
+    asked, met = _slo(all_)
     return Result(
         requests=len(all_),
         failed=len(all_) - count,
@@ -178,6 +196,8 @@ def summarise(
         endpoints=_parts(all_, all_.endpoint),
         waiting_peak=waiting,
         held_peak=held,
+        slo_requests=int(asked.sum()),
+        slo_ratio=int(met.sum()) / int(asked.sum()) if asked.any() else 1.0,
         is_partial=is_partial,
     )
 
@@ -207,6 +227,7 @@ def _parts(all_: Requests, column: Names) -> dict[str, Part]:
     """Return the figures by name; what nobody served belongs to no endpoint, and "" is a tenant too."""
     work = all_.prompt_tokens - all_.cached_tokens + all_.output_tokens
     total = int(work[~all_.is_failed].sum())
+    asked, met = _slo(all_)
     order = np.argsort(column.codes, kind="stable")
     edges = np.searchsorted(column.codes[order], np.arange(len(column.names) + 1))
     parts = {}
@@ -216,6 +237,7 @@ def _parts(all_: Requests, column: Names) -> dict[str, Part]:
         if column is all_.endpoint and not name:
             continue
         prompt = int(all_.prompt_tokens[good].sum())
+        wished = int(asked[rows].sum())
         parts[name] = Part(
             requests=len(rows),
             failed=len(rows) - len(good),
@@ -224,8 +246,17 @@ def _parts(all_: Requests, column: Names) -> dict[str, Part]:
             e2e_p95_s=quantile(all_.duration_s[good], 95),
             hit_ratio=int(all_.cached_tokens[good].sum()) / prompt if prompt else 0.0,
             token_share=int(work[good].sum()) / total if total else 0.0,
+            slo_requests=wished,
+            slo_ratio=int(met[rows].sum()) / wished if wished else 1.0,
         )
     return parts
+
+
+def _slo(all_: Requests) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return whose clients asked for a latency, and which of them got it; who was not served did not."""
+    asked = ~np.isnan(all_.slo_ttft_s) | ~np.isnan(all_.slo_tpot_s)
+    is_late = (all_.ttft_s > all_.slo_ttft_s) | (all_.tpot_s > all_.slo_tpot_s)
+    return asked, asked & ~all_.is_failed & ~is_late
 
 
 def _peaks(timeline: Timeline | None) -> tuple[int, int]:
