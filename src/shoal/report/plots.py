@@ -63,7 +63,13 @@ def lines(about: str, drawn: Sequence[Line], x: Axis, y: Axis, *, hover: str = "
     which the pointer reads them; "" for none.
     """
     across = _Scale(x, [value for line in drawn for value in line.xs], _LEFT, WIDTH - _RIGHT)
-    up = _Scale(y, [value for line in drawn for value in line.ys], HEIGHT - _BOTTOM, _TOP)
+    ends = [
+        end
+        for line in drawn
+        for value, half in zip(line.ys, line.halves, strict=False)
+        for end in (value - half, value + half)
+    ]
+    up = _Scale(y, [value for line in drawn for value in line.ys] + ends, HEIGHT - _BOTTOM, _TOP)
     parts = [_grid(x, y, across, up)]
     parts += [_drawn(line, across, up) for line in drawn]
     read = [line for line in drawn if line.style != "thin"]
