@@ -110,12 +110,8 @@ class Picker:
         name = self.check_key(headers.get("authorization"), headers.get("x-api-key"))
         if name is not None:
             return name
-        return self.refused(
-            path,
-            headers,
-            RefusalReason.UNAUTHORIZED,
-            "Missing or unknown API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`.",
-        )
+        message = "Missing or unknown API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
+        return self.refused(path, headers, RefusalReason.UNAUTHORIZED, message)
 
     def charge(self, path: str, headers: Mapping[str, str], length: int | None) -> int | Answered:
         """Take the budget for a body of `length` bytes (None: not declared) before it is received.
@@ -127,13 +123,8 @@ class Picker:
         if charged > limits.max_body_bytes:
             return self.too_large(path, headers)
         if charged > SMALL_BODY_BYTES and charged + self.buffered_bytes > limits.max_buffered_bytes:
-            return self.refused(
-                path,
-                headers,
-                RefusalReason.SATURATED,
-                "Too many request bodies are being received; try again.",
-                retry_after_s=1.0,
-            )
+            message = "Too many request bodies are being received; try again."
+            return self.refused(path, headers, RefusalReason.SATURATED, message, retry_after_s=1.0)
         self.buffered_bytes += charged
         return charged
 
@@ -241,8 +232,7 @@ class Picker:
 
     def too_large(self, path: str, headers: Mapping[str, str]) -> Answered:
         """Refuse a body over the limit."""
-        limit = self.limits.max_body_bytes
-        message = f"The request body is over the limit of {limit} bytes."
+        message = f"The request body is over the limit of {self.limits.max_body_bytes} bytes."
         return self.refused(path, headers, RefusalReason.BODY_TOO_LARGE, message)
 
     def cut(self, command: Cut, headers: Mapping[str, str]) -> Answered:
