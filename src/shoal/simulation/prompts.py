@@ -31,17 +31,35 @@ def _mixed(values: Hashes) -> Hashes:
 
 
 class Prompt:
-    """A prompt of `tokens` tokens.  chain: hash n covers the first n + 1 units; what is left over has none.
+    """A prompt of `tokens` tokens.
 
-    Values: extending makes a new one.
+    Values: extending makes a new one.  What was appended is hashed when somebody asks, pieces together.
     """
 
-    __slots__ = ("_sum", "chain", "tokens")
+    __slots__ = ("_chain", "_pieces", "_sum", "tokens")
 
-    def __init__(self, tokens: int, chain: Hashes, running: np.uint64) -> None:
+    def __init__(
+        self, tokens: int, chain: Hashes, running: np.uint64, pieces: tuple[tuple[int, int, int], ...] = ()
+    ) -> None:
         self.tokens = tokens
-        self.chain = chain
+        self._chain = chain
         self._sum = running
+        self._pieces = pieces
+
+    @property
+    def chain(self) -> Hashes:
+        """Hash n covers the first n + 1 units; what is left over has none."""
+        if self._pieces:
+            keys = [
+                np.uint64(content * 0x9E3779B97F4A7C15 & _MASK) + np.arange(first, last, dtype=np.uint64) * _MIX_2
+                for content, first, last in self._pieces
+            ]
+            own = _mixed(np.concatenate(keys) if len(keys) > 1 else keys[0])
+            sums = np.cumsum(own, dtype=np.uint64) + self._sum
+            self._chain = np.concatenate((self._chain, _mixed(sums)))
+            self._sum = sums[-1]
+            self._pieces = ()
+        return self._chain
 
     @classmethod
     def empty(cls, seed: int) -> "Prompt":
@@ -57,16 +75,16 @@ class Prompt:
         total = self.tokens + tokens
         first, last = self.tokens // UNIT_TOKENS, total // UNIT_TOKENS
         if last == first:
-            return Prompt(total, self.chain, self._sum)
-        places = np.arange(first, last, dtype=np.uint64)
-        own = _mixed(np.uint64(content * 0x9E3779B97F4A7C15 & _MASK) + places * _MIX_2)
-        sums = np.cumsum(own, dtype=np.uint64) + self._sum
-        return Prompt(total, np.concatenate((self.chain, _mixed(sums))), sums[-1])
+            return Prompt(total, self._chain, self._sum, self._pieces)
+        # Not more than two at once, so that prompts of one origin share what was hashed.
+        chain = self.chain if len(self._pieces) > 1 else self._chain
+        return Prompt(total, chain, self._sum, (*self._pieces, (content, first, last)))
 
     def units(self, hash_ids: npt.NDArray[np.uint64], tokens: int) -> "Prompt":
         """Return the prompt with units of given content behind it, which must begin at a unit's edge."""
+        before = self.chain
         sums = np.cumsum(_mixed(hash_ids * _GOLDEN), dtype=np.uint64) + self._sum
-        chain = np.concatenate((self.chain, _mixed(sums)))
+        chain = np.concatenate((before, _mixed(sums)))
         return Prompt(self.tokens + tokens, chain, sums[-1] if len(sums) else self._sum)
 
     def hashes(self) -> bytes:
