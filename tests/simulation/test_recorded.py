@@ -86,6 +86,14 @@ def test_an_answer_of_unknown_length_is_as_long_as_is_usual() -> None:
     assert [turns(each)[0].output_tokens for each in recorded.journal([written(steps)])] == [10, 40, 50, 40]
 
 
+def test_a_record_may_come_with_the_end_of_a_request_before_or_after_it() -> None:
+    steps = [arrived(n, n, OPENING, "") for n in range(3)]
+    known = Outcome(completion_tokens=11)
+    steps += [(4.0, Ended("r0", known)), (5.0, Recorded("r1", known)), (6.0, Ended("r1")), (6.0, Ended("r2"))]
+    steps.append((6.1, Recorded("r2", known)))
+    assert [turns(each)[0].output_tokens for each in recorded.journal([written(steps)])] == [11, 11, 11]
+
+
 def test_parts_of_a_journal_are_read_in_their_order_and_an_empty_one_is_refused() -> None:
     parts = [
         written([*ended(1, 2.0, 7), arrived(2, 3.0, GROWN, "b")], part=1),

@@ -77,6 +77,7 @@ def asked(files: Iterable[bytes]) -> list[Asked]:
                     found[request.id] = Asked(request, hashes, step.now)
             elif isinstance(event, Ended) and event.request_id in found:
                 found[event.request_id].ended_s = step.now
+                found[event.request_id].outcome = event.outcome or found[event.request_id].outcome
             elif isinstance(event, Recorded) and event.request_id in found:
                 found[event.request_id].outcome = event.outcome
     return sorted(found.values(), key=lambda each: each.arrived_s)
