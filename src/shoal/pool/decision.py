@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
+import msgspec
 import numpy.typing as npt
 from numpy import float64
 
 
-class ScoreColumn(NamedTuple):
+class ScoreColumn(msgspec.Struct, frozen=True, gc=False):
     """One scorer's say.  values: one score of 0 to 1 per candidate, before the weight."""
 
     name: str

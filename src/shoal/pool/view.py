@@ -66,23 +66,25 @@ class FleetView:
 
     def column(self, name: str) -> Column:
         """Return the column of `name` over the candidates.  Raises KeyError for a name nobody fills."""
+        column = self._columns[name]
+        if self._index is None and isinstance(column, np.ndarray):
+            return column
         taken = self._taken.get(name)
         if taken is None:
-            column = self._columns[name]
             if isinstance(column, float):
                 taken = np.full(len(self), column)
             else:
                 taken = np.array(column) if isinstance(column, list) else column
                 if self._index is not None:
-                    taken = taken[self._index]
+                    taken = taken.take(self._index)
             self._taken[name] = taken
         return taken
 
     def values(self, name: str) -> list[float]:
         """Return the column of `name` as plain numbers, for reading: cheaper to work with for a few candidates."""
         column = self._columns[name]
-        if type(column) is list and self._index is None:
-            return column
+        if isinstance(column, list):
+            return column if self._index is None else [column[row] for row in self._index.tolist()]
         if isinstance(column, float):
             return [column] * len(self)
         values: list[float] = self.column(name).tolist()
@@ -90,9 +92,10 @@ class FleetView:
 
     def level(self, name: str) -> float | None:
         """Return the one value of a column that was given as one for every endpoint, None for any other column."""
-        if name not in self._columns:
+        try:
+            column = self._columns[name]
+        except KeyError:
             return None
-        column = self._columns[name]
         return column if isinstance(column, float) else None
 
     def is_complete(self, name: str) -> bool:

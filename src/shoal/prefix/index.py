@@ -116,12 +116,11 @@ class EstimatedIndex:
 
     def _match_few(self, keys: list[int]) -> Match:
         """Match one short chain block by block: here numpy's cost per call is more than that of the work."""
-        table = self._table
-        rows = [table.row_of(key) for key in keys]
-        runs: list[Run] = []
+        rows, runs = self._table.rows_of(keys), list[Run]()
         if max(rows) >= 0:
             positions = [position for position, row in enumerate(rows) if row >= 0]
-            runs = self._believed_runs(positions, [table.entry_at(rows[position]) for position in positions])
+            entry_at = self._table.entry_at
+            runs = self._believed_runs(positions, [entry_at(rows[position]) for position in positions])
         return Match(REACH[len(keys)], runs, len(self._horizons), keys, rows)
 
     def _match_chains(self, blocks: Blocks) -> Match:
@@ -188,7 +187,7 @@ class EstimatedIndex:
             self._clock += 1
             if len(blocks) <= _FEW_BLOCKS:
                 keys = blocks.tolist()
-                fresh = self._add_few(slot, keys, [self._table.row_of(key) for key in keys], spans.tolist())
+                fresh = self._add_few(slot, keys, self._table.rows_of(keys), spans.tolist())
             else:
                 fresh = self._add_many(slot, blocks, spans)
         self._horizons.advance(slot, self._clock, fresh)
@@ -200,22 +199,24 @@ class EstimatedIndex:
         """
         table, sets, own, stamp = self._table, self._sets, 1 << slot, self._clock << ID_BITS
         fresh = 0
-        for row, span in zip(rows, spans, strict=False):
-            if row >= 0:
-                old = table.entry_at(row)
-                holders = self._horizons.believed(sets.masks[old & _ID_MASK], old >> ID_BITS)
-                fresh += 0 if holders & own else span
-                made = sets.intern(holders | own, slot)
-                table.put(row, stamp | made)
-                sets.swap(old & _ID_MASK, made)
-        made = sets.intern(own, slot)
-        for key, row, span in zip(keys, rows, spans, strict=False):
-            if row < 0:
-                fresh += span
-                gave_way = table.place_one(key, stamp | made)
-                if gave_way >= 0:
-                    self._displaced += 1 if gave_way & _ID_MASK else 0
-                    sets.swap(gave_way & _ID_MASK, made)
+        if max(rows) >= 0:
+            for row, span in zip(rows, spans, strict=False):
+                if row >= 0:
+                    old = table.entry_at(row)
+                    holders = self._horizons.believed(sets.masks[old & _ID_MASK], old >> ID_BITS)
+                    fresh += 0 if holders & own else span
+                    made = sets.intern(holders | own, slot)
+                    table.put(row, stamp | made)
+                    sets.swap(old & _ID_MASK, made)
+            fresh += sum([span for row, span in zip(rows, spans, strict=False) if row < 0])
+            keys = [key for key, row in zip(keys, rows, strict=True) if row < 0]
+        else:
+            fresh = sum(spans[: len(rows)])
+        if keys:
+            made = sets.intern(own, slot)
+            gave_way = [entry & _ID_MASK for entry in table.place_few(keys, stamp | made)]
+            self._displaced += len(gave_way) - gave_way.count(0)
+            sets.replace(gave_way, made)
         return fresh
 
     def _add_many(self, slot: int, blocks: Blocks, spans: Spans) -> int:

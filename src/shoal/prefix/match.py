@@ -9,13 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.pool.kvevents import Tier
+from shoal.prefix.hashing import BLOCK_TOKENS
 from shoal.prefix.sets import slots_of
 
 TIERS = tuple(Tier)
 """From the fastest to the slowest; a block on several counts as on the first of them."""
 
-# Up to so many holders the plain way is faster than the one made for many.
+# Up to so many holders the plain way is faster than the one made for many: to add to figures, and to set them.
 _FEW = 6
+_FEW_SET = 16
 
 
 class Run(NamedTuple):
@@ -50,6 +52,23 @@ class Match(NamedTuple):
             while holders:
                 low = holders & -holders
                 held[low.bit_length() - 1] += depth
+                holders ^= low
+        return held
+
+    def tokens(self, prompt_tokens: int) -> npt.NDArray[np.float64]:
+        """The same in tokens of a prompt that has so many."""
+        if len(self.runs) > 1:
+            every: npt.NDArray[np.float64] = np.minimum(self.blocks * float(BLOCK_TOKENS), float(prompt_tokens))
+            return every
+        held = np.zeros(self.width)
+        for holders, depth, _ in self.runs:
+            tokens = float(min(depth * BLOCK_TOKENS, prompt_tokens))
+            if holders.bit_count() > _FEW_SET:
+                held[slots_of(holders)] = tokens
+                break
+            while holders:
+                low = holders & -holders
+                held[low.bit_length() - 1] = tokens
                 holders ^= low
         return held
 

@@ -126,6 +126,13 @@ class HolderSets:
             self._cells[new_id] += 1
             self._cells[old_id] -= 1
 
+    def replace(self, old_ids: list[int], new_id: int) -> None:
+        """Count a row for each of `old_ids` that named that set and now names another."""
+        cells = self._cells
+        cells[new_id] += len(old_ids)
+        for old_id in old_ids:
+            cells[old_id] -= 1
+
     def release(self, ids: npt.NDArray[np.intp]) -> None:
         """Count one row less for each of `ids` (one entry per row)."""
         if len(ids) <= _FEW:

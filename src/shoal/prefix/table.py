@@ -67,11 +67,14 @@ class BlockTable:
         many_rows += found & 7
         return found >> 3, self._flat_entries.take(many_rows)
 
-    def row_of(self, key: int) -> int:
-        """Return the row of one hash, -1 when it has none."""
-        start = key % self._bucket_count * WAYS
-        line = self._key_cells[start : start + WAYS].tolist()
-        return start + line.index(key) if key in line else -1
+    def rows_of(self, keys: list[int]) -> list[int]:
+        """Return the row of each of a few hashes, -1 for one that has none."""
+        cells, buckets, rows = self._key_cells, self._bucket_count, []
+        for key in keys:
+            start = key % buckets * WAYS
+            line = cells[start : start + WAYS].tolist()
+            rows.append(start + line.index(key) if key in line else -1)
+        return rows
 
     def entry_at(self, row: int) -> int:
         """Return the entry of one row."""
@@ -81,17 +84,23 @@ class BlockTable:
         """Overwrite the entry of one row."""
         self._entry_cells[row] = entry
 
-    def place_one(self, key: int, entry: int) -> int:
-        """Give one hash without a row a row with `entry`; return the entry that gave way, -1 when none may."""
-        start = key % self._bucket_count * WAYS
-        line = self._entry_cells[start : start + WAYS].tolist()
-        old: int = min(line)
-        if old >= entry >> ID_BITS << ID_BITS:
-            return -1
-        row = start + line.index(old)
-        self._key_cells[row] = key
-        self._entry_cells[row] = entry
-        return old
+    def place_few(self, keys: list[int], entry: int) -> list[int]:
+        """Give a few hashes without a row, one after the other, rows with `entry`; return the entries that gave way.
+
+        A bucket in which all is as new as `entry` keeps what it has.
+        """
+        cells, key_cells, buckets = self._entry_cells, self._key_cells, self._bucket_count
+        oldest, gave_way = entry >> ID_BITS << ID_BITS, []
+        for key in keys:
+            start = key % buckets * WAYS
+            line = cells[start : start + WAYS].tolist()
+            old: int = min(line)
+            if old < oldest:
+                row = start + line.index(old)
+                key_cells[row] = key
+                cells[row] = entry
+                gave_way.append(old)
+        return gave_way
 
     def locate(self, hashes: Blocks) -> Located:
         """Return where `hashes` lie, for `read`, `write`, `erase` and `place`."""

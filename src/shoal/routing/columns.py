@@ -57,8 +57,8 @@ class Columns(dict[str, Given]):
     """
 
     __slots__ = (
-        "_blocks", "_books", "_fleet", "_forecasts", "_held", "_is_stale", "_match", "_mean_uncached", "_models",
-        "_now", "_prediction", "_request",
+        "_blocks", "_books", "_fleet", "_forecasts", "_held", "_is_stale", "_makers", "_match", "_mean_uncached",
+        "_models", "_now", "_prediction", "_request",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +86,13 @@ class Columns(dict[str, Given]):
         self._now = now
         self._mean_uncached = mean_uncached_tokens
         self._is_stale: Column | None = None
+        self._makers = _MAKERS
+        if fleet.has_foreign:
+            return
+        if len(fleet.rows) <= FEW:
+            self._makers = _FEW_MAKERS
+        elif fleet.stale(now - STALE_SIGNALS_S) is None:
+            self.update(fleet.shown)
 
     def __contains__(self, name: object) -> bool:
         if name in _PREDICTED:
@@ -94,8 +101,7 @@ class Columns(dict[str, Given]):
         return name in _MAKERS
 
     def __missing__(self, name: str) -> Given:
-        maker = _PLAIN_MAKERS.get(name) if len(self._fleet.rows) <= FEW and not self._fleet.has_foreign else None
-        column = self[name] = (maker or _MAKERS[name])(self)
+        column = self[name] = self._makers[name](self)
         return column
 
     def prediction(self, forecasts: Forecasts) -> Prediction:
@@ -160,10 +166,7 @@ class Columns(dict[str, Given]):
         match = self._match
         if match is None or not match.runs:
             return 0.0
-        tokens: Floats = np.minimum(
-            match.blocks[self._fleet.slots] * float(BLOCK_TOKENS), float(self._request.prompt_tokens)
-        )
-        return tokens
+        return match.tokens(self._request.prompt_tokens).take(self._fleet.slots)
 
     def _max_model_len(self) -> Floats:
         model = self._request.model
@@ -215,11 +218,11 @@ class Columns(dict[str, Given]):
 
     def _scraped(self, name: str) -> Floats:
         """A scraped column in which what is too old is unknown."""
-        columns = self._fleet.columns
+        column = self._fleet.columns[name]
         if self._is_stale is None:
-            is_stale = columns["signals_at"] < self._now - STALE_SIGNALS_S
-            self._is_stale = is_stale if is_stale.any() else _NONE
-        return columns[name] if self._is_stale is _NONE else np.where(self._is_stale, np.nan, columns[name])
+            is_stale = self._fleet.stale(self._now - STALE_SIGNALS_S)
+            self._is_stale = _NONE if is_stale is None else is_stale
+        return column if self._is_stale is _NONE else np.where(self._is_stale, np.nan, column)
 
 
 _MAKERS: dict[str, Callable[[Columns], Given]] = {
@@ -242,7 +245,8 @@ _MAKERS: dict[str, Callable[[Columns], Given]] = {
     "waiting": Columns._waiting,
 }
 
-_PLAIN_MAKERS: dict[str, Callable[[Columns], Given]] = {
+_FEW_MAKERS: dict[str, Callable[[Columns], Given]] = {
+    **_MAKERS,
     "inflight_prefill_s": Columns._plain_prefill_s,
     "inflight_requests": Columns._plain_requests,
     "matched_tokens": Columns._plain_matched,

@@ -4,6 +4,7 @@ Owns membership, readiness, the last signals, and the numpy columns that plugins
 here by `books`; failures are judged by `health`, speed is learned by `pace`.
 """
 
+import math
 from collections.abc import Iterator
 from typing import cast
 
@@ -37,6 +38,16 @@ _COLUMNS: dict[str, float] = {
     "request_s": TOKENS_PER_REQUEST * DEFAULT_S_PER_TOKEN,
     "is_trial": 1.0,
 }
+
+_SHOWN = (
+    "inflight_output_tokens",
+    "inflight_requests",
+    "kv_usage",
+    "prefill_s_per_token",
+    "request_s",
+    "running",
+    "waiting",
+)
 
 
 class Member:
@@ -79,12 +90,14 @@ class Member:
 class Fleet:
     """Members sorted by id, and one column per figure over them.
 
-    cells: the same columns for reading and writing single figures, at a fifth of the cost of numpy's indexing.
+    cells: the same columns for reading and writing single figures, at a fifth of the cost of numpy's indexing.  shown:
+    those of them that plugins read as they are, while nothing is foreign and every reading is fresh.
     """
 
     __slots__ = (
         "_by_address",
         "_members",
+        "_oldest_at",
         "cells",
         "columns",
         "endpoints",
@@ -92,6 +105,7 @@ class Fleet:
         "has_foreign",
         "on_trial",
         "rows",
+        "shown",
         "signals",
         "slots",
     )
@@ -101,6 +115,7 @@ class Fleet:
         self._by_address: dict[str, Member] = {}
         self.columns: dict[str, Floats] = {name: np.zeros(0) for name in _COLUMNS}
         self.cells: dict[str, memoryview[float]] = {}
+        self.shown: dict[str, Floats] = {}
         self.rows: list[Member] = []
         self.endpoints: list[Endpoint] = []
         self.slots: npt.NDArray[np.intp] = np.zeros(0, np.intp)
@@ -108,6 +123,7 @@ class Fleet:
         self.has_foreign = False
         self.on_trial = 0
         self.generation = 0
+        self._oldest_at = -math.inf
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -166,6 +182,15 @@ class Fleet:
             cells["kv_capacity_tokens"][row] = float(signals.num_blocks * signals.block_size_tokens)
         cells["signals_at"][row] = now
 
+    def stale(self, since: float) -> npt.NDArray[np.bool_] | None:
+        """Which endpoints were last read before `since`, None when none was."""
+        # Readings only become newer: none is older than the oldest of an earlier look.
+        if self._oldest_at >= since:
+            return None
+        read_at = self.columns["signals_at"]
+        self._oldest_at = float(read_at.min(initial=math.inf))
+        return None if self._oldest_at >= since else read_at < since
+
     def end_trial(self, member: Member) -> None:
         """Note that an endpoint is known well enough to be compared."""
         if self.on_trial and self.cells["is_trial"][member.row]:
@@ -183,6 +208,7 @@ class Fleet:
     def _rebuild(self) -> None:
         """Give every member its row in id order, and carry each figure to its new place."""
         self.generation += 1
+        self._oldest_at = -math.inf
         rows = [self._members[name] for name in sorted(self._members)]
         carried = np.array([member.row for member in rows], np.intp)
         old = carried >= 0
@@ -191,6 +217,7 @@ class Fleet:
             column[old] = self.columns[name][carried[old]]
             self.columns[name] = column
             self.cells[name] = cast("memoryview[float]", column.data)
+        self.shown = {name: self.columns[name] for name in _SHOWN}
         for row, member in enumerate(rows):
             member.row = row
         self.rows = rows

@@ -24,9 +24,13 @@ def matched_column(plugins: Mapping[str, object], producer: str) -> str:
 
 def matched_ratio(request: Request, view: FleetView, name: str = "matched_tokens") -> Scores:
     """Return the share of the prompt that each candidate is expected to hold, 0 where unknown."""
-    if request.prompt_tokens <= 0:
+    tokens = request.prompt_tokens
+    if tokens <= 0:
         return np.zeros(len(view))
-    return 1.0 - own_tokens(request, view, name) / request.prompt_tokens
+    level = view.level(name)
+    if level is not None:
+        return np.full(len(view), 1.0 - max(tokens - max(level, 0.0), 0.0) / tokens)
+    return 1.0 - own_tokens(request, view, name) / tokens
 
 
 class PrefixCacheScorer:
@@ -37,6 +41,7 @@ class PrefixCacheScorer:
     """
 
     type: ClassVar[str] = "prefix-cache-scorer"
+    is_within: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("matched_tokens",)
 
     def __init__(

@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 def known(view: FleetView, name: str) -> Scores:
     """Return the column of `name`, all NaN when nobody fills it."""
-    if view.has(name):
+    try:
         return view.column(name)
-    return np.full(len(view), np.nan)
+    except KeyError:
+        return np.full(len(view), np.nan)
 
 
 def highest(column: Scores) -> float:
@@ -57,13 +58,15 @@ def worst_low(column: Scores) -> Scores:
 
 
 def fewest_first(column: Scores) -> Scores:
-    """Return (max - value) / (max - min); 1 for all when all are equal, NaN when none is known."""
+    """Return (max - value) / (max - min), all within 0 to 1; 1 for all when all are equal, 0 when none is known."""
     top = highest(column)
     if math.isnan(top):
         column = worst_high(column)
         top = highest(column)
+        if math.isnan(top):
+            return np.zeros(len(column))
     width = top - lowest(column)
-    return np.ones(len(column)) if width == 0 else (top - column) / width
+    return (top - column) / width if 0.0 < width < math.inf else np.ones(len(column))
 
 
 def favour(chosen: Sequence[int], load: Scores) -> Scores:

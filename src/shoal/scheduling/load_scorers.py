@@ -4,13 +4,14 @@ Each returns one value of 0 (busiest) to 1 (idlest) per candidate.  The schedule
 endpoint whose load is unknown scores like the busiest known one; where no load is known, all score alike.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import numpy as np
 
 from shoal.pool import FleetView, Request
-from shoal.scheduling.columns import fewest_first, highest, known, own_tokens, worst_high
+from shoal.scheduling.columns import fewest_first, highest, known, lowest, own_tokens, worst_high
 from shoal.scheduling.plugin import Ignored, Ref, Scores
 from shoal.scheduling.producers import InflightLoadProducer
 
@@ -24,6 +25,7 @@ class QueueScorer:
     """
 
     type: ClassVar[str] = "queue-scorer"
+    is_within: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("waiting",)
 
     def score(self, request: Request, view: FleetView) -> Scores:
@@ -37,6 +39,7 @@ class RunningRequestsSizeScorer:
     """
 
     type: ClassVar[str] = "running-requests-size-scorer"
+    is_within: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("running",)
 
     def score(self, request: Request, view: FleetView) -> Scores:
@@ -81,6 +84,7 @@ class ActiveRequestScorer:
     """
 
     type: ClassVar[str] = "active-request-scorer"
+    is_within: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("inflight_requests",)
 
     def __init__(
@@ -99,10 +103,16 @@ class ActiveRequestScorer:
         self._max_busy_score = max_busy_score
 
     def score(self, request: Request, view: FleetView) -> Scores:
-        count = worst_high(known(view, "inflight_requests"))
+        count = known(view, "inflight_requests")
         top = highest(count)
+        if math.isnan(top):
+            count = worst_high(count)
+            top = highest(count)
+            if math.isnan(top):
+                return np.zeros(len(count))
         scores: Scores = (top - count) * (self._max_busy_score / max(top, 1.0))
-        scores[count <= self._idle_threshold] = 1.0
+        if lowest(count) <= self._idle_threshold:
+            scores[count <= self._idle_threshold] = 1.0
         return scores
 
 

@@ -73,7 +73,10 @@ class Scorer(Protocol):
     """Says how good each candidate is."""
 
     def score(self, request: Request, view: FleetView) -> Scores:
-        """Return one value per candidate, 0 (worst) to 1 (best); NaN where nothing is known, which counts as 0."""
+        """Return one value per candidate, 0 (worst) to 1 (best); NaN where nothing is known, which counts as 0.
+
+        A class with `is_within = True` never returns anything else, so that nobody has to look.
+        """
         ...
 
 

@@ -72,7 +72,8 @@ class Scheduler:
     """Places one request at a time.  chance: its stream `scheduling` breaks ties and draws for pickers."""
 
     __slots__ = (
-        "_answering", "_chance", "_draws", "_few", "_ids", "_observers", "_ranks", "_releasing", "_stand_in", "policy",
+        "_answering", "_chance", "_draws", "_few", "_ids", "_observers", "_ranks", "_releasing", "_scorers",
+        "_stand_in", "policy",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, chance: Chance) -> None:
@@ -89,6 +90,10 @@ class Scheduler:
         self._releasing = [named.plugin for named in plugins if isinstance(named.plugin, Releasing)]
         self._answering = [named.plugin for named in plugins if isinstance(named.plugin, Answering)]
         self._few = _few_scorer(policy.profile)
+        self._scorers = [
+            (name, plugin.score, weight, getattr(plugin, "is_within", False) is True)
+            for name, plugin, weight in policy.profile.scorers
+        ]
         self._ids = PerFleet(lambda fleet: tuple(endpoint.id for endpoint in fleet))
         for named in plugins:
             if isinstance(named.plugin, Drawing):
@@ -141,8 +146,10 @@ class Scheduler:
                 return (column,), values if column.weight == 1.0 else [column.weight * value for value in values]
         columns = []
         total: Scores | None = None
-        for name, scorer, weight in self.policy.profile.scorers:
-            scores = _clamped(scorer.score(request, view))
+        for name, score, weight, is_within in self._scorers:
+            scores = score(request, view)
+            if not is_within:
+                scores = _clamped(scores)
             columns.append(ScoreColumn(name, weight, scores))
             weighted = scores if weight == 1.0 else weight * scores
             total = weighted if total is None else total + weighted
