@@ -8,6 +8,7 @@ import signal
 import uvloop
 
 from shoal.cli import flags
+from shoal.cli.profiles import profile_named
 from shoal.engine import PROFILES
 from shoal.engine.cache import HostPolicy
 from shoal.hosts.engine import EngineServer, EngineServerConfig, Faults
@@ -18,6 +19,7 @@ from shoal.kernel import ConfigError
 _EXAMPLES = """examples:
   shoal engine                                    vLLM-compatible server on http://127.0.0.1:8000, no GPU needed
   shoal engine --port 0 --profile h100-8b         a free port, the pace of an H100 with an 8B model
+  shoal engine --profile our-gpu.yaml             an accelerator of yours (docs/howto-add-an-accelerator.md)
   shoal engine --model llama --lora sql --lora es one base model with two adapters
   shoal engine --blocks 400 --max-num-seqs 8      a small cache and batch, to see evictions and queues
   shoal engine --fail-rate 0.1 --slow-factor 3    an unwell engine
@@ -71,8 +73,8 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--profile",
         default="tiny",
-        metavar="NAME",
-        help=f"hardware and model: {', '.join(PROFILES)}; with -tpN on N chips (tiny)",
+        metavar="NAME|FILE",
+        help=f"hardware and model: {', '.join(PROFILES)}; with -tpN on N chips; or a .yaml file of your own (tiny)",
     )
     group.add_argument("--blocks", type=int, default=0, metavar="N", help="KV blocks")
     group.add_argument("--block-size", type=int, default=0, metavar="TOKENS", help="tokens a KV block")
@@ -153,7 +155,7 @@ def _config(args: argparse.Namespace) -> EngineServerConfig:
         port=args.port,
         models=tuple(args.model or ("tiny",)),
         loras=tuple(args.lora),
-        profile=args.profile,
+        profile=profile_named(args.profile, "--profile"),
         num_blocks=args.blocks,
         block_size=args.block_size,
         max_num_seqs=args.max_num_seqs,

@@ -36,7 +36,7 @@ def beside(source: Path, name: str) -> Path:
 
 def experiment_of(text: str, source: Path) -> Experiment:
     """Return an experiment with what the file of its workload says.  Raises ConfigError or InvalidInput."""
-    experiment = read_experiment(text, str(source))
+    experiment = read_experiment(text, str(source), lambda name: read_text(beside(source, name)))
     if not isinstance(experiment.workload, Perf):
         return experiment
     path = beside(source, experiment.workload.path)

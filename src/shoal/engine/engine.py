@@ -131,6 +131,11 @@ class Engine:
         return self._end if self._plan is not None else None
 
     @property
+    def step_s(self) -> float:
+        """Seconds of the step in progress, 0 when idle; after an event only, as until then many may be in progress."""
+        return self._step_s if self._plan is not None else 0.0
+
+    @property
     def num_running(self) -> int:
         """Sequences in the batch."""
         return len(self._batcher.running)

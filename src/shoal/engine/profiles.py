@@ -51,6 +51,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Fixed cost of a step."""
     sequence_s: float
     """Further cost of a step for each sequence in it (sampling, bookkeeping)."""
+    request_s: float = 0.0
+    """From the arrival of a request to its place in the queue (HTTP, templates, tokens); only the twin waits for it, as
+    an embedded engine takes the time that it takes."""
     num_blocks: int
     """KV blocks by default."""
     block_size: int = 16
@@ -132,8 +135,10 @@ def _weight_bytes(model: Model, accelerator: Accelerator) -> int:
     return 1 if model.is_fp8 and accelerator.fp8_flops_per_s else 2
 
 
-def find_profile(name: str) -> Profile:
-    """Return the profile of a name.  Raises ValueError that says what there is, or why it cannot be."""
+def find_profile(name: str | Profile) -> Profile:
+    """Return the profile of a name, or one that is given as it is.  Raises ValueError that says what there is, or why it cannot be."""
+    if isinstance(name, Profile):
+        return name
     known = PROFILES.get(name)
     if known is not None:
         return known

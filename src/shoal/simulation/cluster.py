@@ -30,6 +30,7 @@ from shoal.wire.headers import read_headers
 from shoal.wire.hints import read_hints
 
 _PROGRESS_EVERY = 50
+OnStep = Callable[[int, float, events.Event, list[Command]], None]
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +97,12 @@ class Cluster:
     """One run: `run` it with its sessions; `samples` has one entry per request that ended.
 
     on_progress: told now and then how many requests have ended, and which share of the sessions (0 to 1).  timeline:
-    written now and then, when there is one.
+    written now and then, when there is one.  on_step: told of each step of a router, its number first.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, *, on_step: OnStep | None = None) -> None:
         self.loop = Loop()
+        self._on_step = on_step
         self.samples: list[Sample] = []
         self.config = config
         loaded = load(config.router, "router")
@@ -257,7 +259,10 @@ class Cluster:
         self._follow(number)
 
     def _tell(self, number: int, event: events.Event) -> None:
-        for command in self.routers[number].handle(event, self.loop.now):
+        ordered = self.routers[number].handle(event, self.loop.now)
+        if self._on_step is not None:
+            self._on_step(number, self.loop.now, event, ordered)
+        for command in ordered:
             self._carry_out(number, command)
 
     def _follow(self, number: int) -> None:
@@ -368,7 +373,8 @@ class Cluster:
             flight.attempts += 1
             if node.is_up:
                 flight.node = node
-                self.loop.after(self.config.network_s, Rank.ENGINE, self._submit, request_id, node)
+                delay_s = self.config.network_s + node.config.engine.profile.request_s
+                self.loop.after(delay_s, Rank.ENGINE, self._submit, request_id, node)
                 return
         del self._flights[request_id]
         self._end(request_id, flight, Outcome(status=503, attempts=max(1, flight.attempts), is_upstream_failure=True))

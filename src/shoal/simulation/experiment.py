@@ -95,8 +95,11 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seeds: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...] = (1, 2, 3)
 
 
-def read_experiment(text: str, source: str) -> Experiment:
-    """Read an experiment.  Raises ConfigError that names the path of the first thing that is wrong."""
+def read_experiment(text: str, source: str, read: Callable[[str], str] | None = None) -> Experiment:
+    """Read an experiment.  Raises ConfigError that names the path of the first thing that is wrong.
+
+    read: gives the text of a profile's file by its name; without it only profiles of the catalogue are known.
+    """
     try:
         document: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -108,6 +111,9 @@ def read_experiment(text: str, source: str) -> Experiment:
         experiment = msgspec.convert(document, Experiment)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), source=source) from None
+    if read is not None:
+        fleet = fleets.with_profiles(experiment.fleet, read)
+        experiment = msgspec.structs.replace(experiment, fleet=fleet)
     fleets.check_fleet(experiment.fleet, experiment.store, source)
     names = {node.id for node in nodes_of(experiment)}
     for incident in experiment.incidents:

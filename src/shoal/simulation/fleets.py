@@ -3,20 +3,24 @@
 Owns the form and what it makes; what an engine is, is `shoal.engine`'s.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
 import msgspec
 
-from shoal.engine import EngineConfig, find_profile
+from shoal.engine import EngineConfig, Profile, check_profile, find_profile, parse_profile
 from shoal.kernel import ConfigError
 from shoal.simulation.nodes import NodeConfig
 
 MAX_NODES = 20_000
+PROFILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Equal engines.  profile: model and accelerator, as `shoal engine --help` lists them.  blocks: 0 for its own.
+    """Equal engines.  blocks: 0 for the profile's own.
+
+    profile: model and accelerator, as `shoal engine --help` lists them, or the path of a file of one's own, in whose
+    place `with_profiles` puts what it holds.
 
     host_gb, ssd_gb: KV tiers below the accelerator's memory, 0 for none; the SSD gets what the host drops.  *_gb_per_s:
     how fast KV comes back from them.  speculation: tokens that a decode step yields for each sequence on average, 1
@@ -24,7 +28,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 4
-    profile: str = "h100-8b"
+    profile: str | Profile = "h100-8b"
     blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     slow_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     labels: dict[str, str] = {}
@@ -46,6 +50,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def check_fleet(fleet: tuple[Group, ...], store: Store | None, source: str) -> None:
     """Raise ConfigError for what cannot be."""
     for group in fleet:
+        if isinstance(group.profile, Profile):
+            check_profile(group.profile, f"{source}: fleet: profile {group.profile.name}")
         try:
             find_profile(group.profile)
         except ValueError as error:
@@ -56,6 +62,19 @@ def check_fleet(fleet: tuple[Group, ...], store: Store | None, source: str) -> N
             raise ConfigError("fleet: aggregate engines have no tiers below the accelerator's memory", source=source)
     if store is not None and len({find_profile(group.profile).kv_bytes_per_token for group in fleet}) > 1:
         raise ConfigError("store: engines of different models cannot share blocks", source=source)
+
+
+def with_profiles(fleet: tuple[Group, ...], read: Callable[[str], str]) -> tuple[Group, ...]:
+    """Return the groups with what the files of their profiles hold.  read: gives the text of a file.
+
+    Raises ConfigError.
+    """
+    return tuple(
+        msgspec.structs.replace(group, profile=parse_profile(read(group.profile), group.profile))
+        if isinstance(group.profile, str) and group.profile.endswith(PROFILE_ENDINGS)
+        else group
+        for group in fleet
+    )
 
 
 def nodes(fleet: Iterable[Group], store: Store | None = None) -> tuple[NodeConfig, ...]:
@@ -91,7 +110,7 @@ def store_blocks(fleet: tuple[Group, ...], store: Store | None) -> int:
     return _blocks(store.gb, fleet[0].profile) if store is not None else 0
 
 
-def _blocks(gigabytes: float, profile_name: str) -> int:
-    profile = find_profile(profile_name)
+def _blocks(gigabytes: float, named: str | Profile) -> int:
+    profile = find_profile(named)
     token_bytes = profile.stored_bytes_per_token or profile.kv_bytes_per_token
     return int(gigabytes * 1e9 / (token_bytes * profile.block_size))

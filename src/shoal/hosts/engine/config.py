@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shoal.engine import EngineConfig, find_profile
+from shoal.engine import EngineConfig, Profile, find_profile
 from shoal.engine.cache import HostPolicy
 from shoal.hosts.engine.faults import Faults
 from shoal.hosts.engine.kvevents import KvEvents
@@ -21,8 +21,8 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Served names; the first is the one answers carry, the rest are aliases."""
     loras: tuple[str, ...] = ()
     """Adapters loaded at the start."""
-    profile: str = "tiny"
-    """Which hardware and model to imitate."""
+    profile: str | Profile = "tiny"
+    """Which hardware and model to imitate: a name of the catalogue, or figures of one's own."""
     num_blocks: int = 0
     """KV blocks."""
     block_size: int = 0

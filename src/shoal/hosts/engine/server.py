@@ -201,7 +201,7 @@ def _assemble(config: EngineServerConfig, engine_config: EngineConfig, lag: Loop
     engine = Engine(engine_config)
     now = time.time()
     max_model_len = config.context_limit(engine_config)
-    catalog = Catalog(config.models, config.loras, config.profile, max_model_len, now)
+    catalog = Catalog(config.models, config.loras, engine_config.profile.name, max_model_len, now)
     name = config.models[0].replace("\\", "\\\\").replace('"', '\\"')
     labels = f'engine="0",model_name="{name}"'
     meter = Meter(labels)
