@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from shoal.engine import Profile, find_profile, parse_profile
+from shoal.engine import Profile, find_profile
+from shoal.engine.profilefile import parse_profile
 from shoal.kernel import ConfigError
 
 __all__ = ["profile_named"]

@@ -1,6 +1,7 @@
 """`shoal twin`: the router in virtual time over a model of the fleet, to try a policy before it is deployed.
 
-Owns the verbs `run` and `compare` and the files that they write; the twin itself is `shoal.simulation`.
+Owns the verbs `run` and `compare` and the files that they write; other verbs have modules of their own, and the twin
+itself is `shoal.simulation`.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli import flags
+from shoal.cli import flags, twin_fit
 from shoal.kernel import ConfigError
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="FILE",
         help=f"a router's configuration, or `{DEFAULT}` (repeatable; the first is what others are compared with)",
     )
+    twin_fit.add_parser(verbs)
     run_parser.set_defaults(run=_run, policy=[])
     compare.set_defaults(run=_run)
 

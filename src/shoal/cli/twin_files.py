@@ -11,7 +11,7 @@ from shoal.kernel import ConfigError, InvalidInput
 from shoal.simulation import Experiment, Session, read_experiment
 from shoal.simulation.experiment import Perf, Trace, sessions_of, with_perf
 
-__all__ = ["MAX_TRACE_BYTES", "beside", "experiment_of", "read_text", "recorded_sessions"]
+__all__ = ["MAX_TRACE_BYTES", "beside", "experiment_of", "read_journal_files", "read_text", "recorded_sessions"]
 
 # A trace is read whole.
 MAX_TRACE_BYTES = 2 << 30
@@ -59,6 +59,11 @@ def _read(trace: Trace, path: Path) -> list[Session]:
         return sessions_of(trace, _files(path, trace))
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from error
+
+
+def read_journal_files(path: Path) -> list[bytes]:
+    """Return a journal's file, or all of a folder.  Raises ConfigError or InvalidInput."""
+    return _files(path, Trace(path=str(path), format="journal"))
 
 
 def _files(path: Path, trace: Trace) -> list[bytes]:

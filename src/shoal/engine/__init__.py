@@ -12,7 +12,6 @@ from shoal.engine.config import EngineConfig
 from shoal.engine.engine import Engine
 from shoal.engine.events import Aborted, Event, PaceChanged, Submitted, Ticked
 from shoal.engine.hashing import hash_blocks
-from shoal.engine.profilefile import check_profile, parse_profile, profile_text
 from shoal.engine.profiles import PROFILES, Profile, find_profile
 
 __all__ = [
@@ -29,9 +28,6 @@ __all__ = [
     "Refuse",
     "Submitted",
     "Ticked",
-    "check_profile",
     "find_profile",
     "hash_blocks",
-    "parse_profile",
-    "profile_text",
 ]

@@ -15,7 +15,10 @@ from shoal.kernel import ConfigError
 KIND = "EngineProfile"
 
 _MAY_BE_ZERO = frozenset(
-    ("flops_per_pair", "kv_bytes_per_token", "stored_bytes_per_token", "overhead_s", "sequence_s", "request_s")
+    (
+        *("expert_bytes", "expert_ratio", "flops_per_pair", "kv_bytes_per_token", "stored_bytes_per_token"),
+        *("overhead_s", "sequence_s", "request_s"),
+    )
 )
 
 

@@ -136,7 +136,10 @@ def _weight_bytes(model: Model, accelerator: Accelerator) -> int:
 
 
 def find_profile(name: str | Profile) -> Profile:
-    """Return the profile of a name, or one that is given as it is.  Raises ValueError that says what there is, or why it cannot be."""
+    """Return the profile of a name, or the one that is given.
+
+    Raises ValueError that says what there is, or why it cannot be.
+    """
     if isinstance(name, Profile):
         return name
     known = PROFILES.get(name)

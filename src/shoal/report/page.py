@@ -12,6 +12,7 @@ import msgspec
 import yaml
 from markupsafe import Markup
 
+from shoal.engine import find_profile
 from shoal.report.comparison import Cell, Figure, Row, compare, short, told
 from shoal.report.document import Document
 from shoal.report.figures import Plot, distributions, endpoints, over_loads, over_time, seconds, tenants
@@ -152,7 +153,7 @@ def _group(group: Group) -> str:
         for field in group.__struct_fields__
         if field not in ("count", "profile", "labels") and getattr(group, field) != getattr(plain, field)
     ]
-    return f"{group.count} × {group.profile}" + (f" ({', '.join(said)})" if said else "")
+    return f"{group.count} × {find_profile(group.profile).name}" + (f" ({', '.join(said)})" if said else "")
 
 
 def _yaml(value: Any) -> str:

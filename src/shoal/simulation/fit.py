@@ -32,6 +32,8 @@ _LEAST, _MOST = 1e-3, 50.0
 _STEP = 0.1
 # At a busy engine a first token comes up to a step sooner or later by chance: only means of so many are compared.
 _TOGETHER = 25
+# The time of decoding has in it which prefills of others just fell into it; a first token, or the mean of many, less.
+_WEIGHT_FIRST = 3.0
 _OUTLIER = 0.1
 # As much as one request that is off by a hundredth for a coefficient that is a unit away from where it began: rules
 # only what no request says anything of.
@@ -158,6 +160,11 @@ def _seconds_of(profile: Profile) -> Floats:
     )
 
 
+def seconds_of(profile: Profile) -> dict[str, float]:
+    """Return the coefficients of a profile by their names."""
+    return dict(zip(COEFFICIENTS, _seconds_of(profile).tolist(), strict=True))
+
+
 def _units(seconds: Floats) -> Floats:
     """Return what to count each coefficient in: as large as it is, or as large as one is that is felt."""
     token, _, weights, *_ = seconds.tolist()
@@ -233,7 +240,8 @@ def _solved(parts: Sequence[_Part], start: Floats, base: Profile, told: Callable
     )
     residuals = found.fun[: -len(start)]
     noise = max(1e-3, float(np.median(np.abs(residuals)) * 1.4826))
-    information = found.jac.T @ found.jac / noise**2
+    slopes = np.asarray(found.jac, np.float64)
+    information = slopes.T @ slopes / noise**2
     spread = 1.96 * np.sqrt(np.diag(np.linalg.pinv(information))) / found.x
     return units * found.x, spread
 
@@ -247,9 +255,9 @@ def _errors(
     for part in parts:
         first_s, decode_s = part.run.times(profile, part.factor)
         known = ~part.is_held_out
-        errors.append(_relative(part.first_s, first_s, known & part.is_alone))
+        errors.append(_WEIGHT_FIRST * _relative(part.first_s, first_s, known & part.is_alone))
         busy = known & ~part.is_alone & ~np.isnan(part.first_s)
-        errors.append(_together(part.computed[busy], part.first_s[busy], first_s[busy]))
+        errors.append(_WEIGHT_FIRST * _together(part.computed[busy], part.first_s[busy], first_s[busy]))
         errors.append(_relative(part.decode_s, decode_s, known))
         without_first = known & np.isnan(part.first_s)
         errors.append(_relative(part.last_s, first_s + decode_s, without_first))

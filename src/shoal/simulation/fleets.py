@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shoal.engine import EngineConfig, Profile, check_profile, find_profile, parse_profile
+from shoal.engine import EngineConfig, Profile, find_profile
+from shoal.engine.profilefile import check_profile, parse_profile
 from shoal.kernel import ConfigError
 from shoal.simulation.nodes import NodeConfig
 

@@ -1,0 +1,101 @@
+"""The coefficients of engines are found again from what a journal says of them."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from bench.bars.twin_fit import journal_of, step_errors
+from shoal.engine import Profile, find_profile
+from shoal.kernel import InvalidInput
+from shoal.pool import Endpoint, EndpointState, Outcome, Request, Signals
+from shoal.routing import Arrived, Ended, Forward, Recorded, events
+from shoal.routing.journal import MAGIC, Opening, Step, encode
+from shoal.simulation.enginerun import EngineRun
+from shoal.simulation.fit import fit
+from shoal.simulation.observed import Served, observe
+
+BASE = find_profile("h100-8b")
+ADDRESS = "10.0.0.1:8000"
+
+
+def slower() -> Profile:
+    """Engines with half the compute, a third more of memory time, and a door."""
+    return msgspec.structs.replace(
+        BASE, flops_ratio=BASE.flops_ratio / 2, bytes_ratio=BASE.bytes_ratio * 0.75, overhead_s=0.004, request_s=0.006
+    )
+
+
+def written(steps: list[Step]) -> bytes:
+    return MAGIC + b"".join([encode(Opening(0, "", False)), *map(encode, steps)])
+
+
+def test_the_steps_of_engines_are_found_again_and_an_unequal_one_is_named() -> None:
+    truth = slower()
+    pool = observe(journal_of(truth, 5, 240))
+    seen = list(pool.seen.values())
+    assert all(served.is_clean and served.is_cached_told for each in seen for served in each.served)
+    told: list[float] = []
+    found = fit(seen, BASE, name="ours", progress=told.append)
+    assert (found.profile.name, found.factors) == ("ours", {})
+    assert found.e2e.median < 0.02
+    assert max(map(abs, step_errors(found.profile, truth).values())) < 0.10
+    assert found.fitted > found.held_out > 40
+    assert told == sorted(told)
+    assert 0 < told[-1] <= 1
+
+
+def test_a_model_engine_repeats_what_the_same_engine_did() -> None:
+    truth = slower()
+    for seen in observe(journal_of(truth, 6, 120)).seen.values():
+        first_s, decode_s = EngineRun(seen.served, seen.block_size).times(truth)
+        ttft_s = np.array([each.ttft_s for each in seen.served])
+        total_s = np.array([each.total_s for each in seen.served])
+        assert np.allclose(decode_s, total_s - ttft_s, rtol=1e-9, atol=1e-9)
+        # Within the wait for a step, in whose place half of it is taken.
+        assert np.abs(first_s - ttft_s).max() < 0.5
+        assert np.abs(first_s.mean() / ttft_s.mean() - 1) < 0.10
+
+
+def test_too_few_requests_are_refused_with_what_is_needed() -> None:
+    with pytest.raises(InvalidInput, match="at least 40"):
+        fit(list(observe(journal_of(BASE, 1, 16)).seen.values()), BASE)
+
+
+def test_the_time_in_the_queue_of_the_router_is_not_the_engines() -> None:
+    seen = observed(Outcome(status=200, served_address=ADDRESS, ttft_s=1.5, duration_s=2.0, prompt_tokens=90,
+                            cached_tokens=32, completion_tokens=11, engine_ttft_s=1.25))  # fmt: skip
+    assert (seen.sent_s, seen.ttft_s, seen.total_s) == (101.0, pytest.approx(0.25), pytest.approx(0.75))
+    assert (seen.prompt_tokens, seen.cached_tokens, seen.output_tokens, seen.is_clean) == (90, 32, 11, True)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(status=200, served_address=ADDRESS, attempts=2, ttft_s=1.5, prompt_tokens=9, completion_tokens=3),
+        Outcome(status=200, served_address=ADDRESS, ttft_s=1.5, prompt_tokens=9),
+        Outcome(status=500, served_address=ADDRESS, ttft_s=1.5, prompt_tokens=9, completion_tokens=3),
+        Outcome(status=200, served_address=ADDRESS, ttft_s=1.5, prompt_tokens=9, completion_tokens=3, is_cut=True),
+    ],
+)
+def test_requests_that_did_not_go_straight_are_load_and_no_lesson(outcome: Outcome) -> None:
+    assert observed(outcome).is_clean is False
+
+
+def test_nothing_is_learned_from_an_engine_whose_cache_is_full() -> None:
+    outcome = Outcome(status=200, served_address=ADDRESS, ttft_s=1.5, prompt_tokens=9, completion_tokens=3)
+    assert observed(outcome).is_clean
+    assert observed(outcome, Signals(kv_usage_ratio=0.95)).is_clean is False
+
+
+def observed(outcome: Outcome, signals: Signals | None = None) -> Served:
+    """One request that arrived at 100 s, was sent a second later, and ended at 102 s."""
+    steps = [
+        Step(99.0, events.EndpointJoined(Endpoint(id="a", address=ADDRESS), EndpointState.READY), []),
+        Step(99.5, events.LoadSeen("a", signals or Signals()), []),
+        Step(100.0, Arrived(Request(id="r", prompt_tokens=80, is_streaming=True)), []),
+        Step(101.0, events.Ticked(), [Forward("r", (ADDRESS,))]),
+        Step(102.0, Ended("r"), []),
+        Step(102.1, Recorded("r", outcome), []),
+    ]
+    (served,) = observe([written(steps)]).seen["a"].served
+    return served
