@@ -247,6 +247,37 @@ def test_a_scorer_that_names_the_estimate_reads_the_estimate() -> None:
         assert is_estimate == (holder == "estimated")
 
 
+OLD = """
+apiVersion: inference.networking.x-k8s.io/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: precise-prefix-cache-scorer
+  parameters:
+    speculativeIndexing: true
+    indexerConfig: {kvCacheBackendConfigs: [{name: cpu, weight: 0.5}]}
+    kvEventsConfig: {topicFilter: "kv@"}
+- type: single-profile-handler
+- type: max-score-picker
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: precise-prefix-cache-scorer, weight: 2}
+  - {pluginRef: max-score-picker}
+"""
+
+
+def test_the_old_wrapper_of_the_exact_index_keeps_it_and_scores_by_it() -> None:
+    pool = ExactPool(3, OLD)
+    pool.store("e1", "agent", 3200)
+    pool.store("e2", "agent", 3200, Tier.CPU)
+    assert pool.place("r1", "agent", 3200).target == "10.0.0.1:8000"
+    found = pool.explained("r1")
+    assert found["predicted_cached_tokens"] == 3184
+    candidates = found["candidates"]
+    assert isinstance(candidates, list)
+    assert {each["id"]: each["matched_tokens"] for each in candidates} == {"e0": 0, "e1": 3184, "e2": 1592}
+
+
 def test_events_that_promise_what_the_engine_never_finds_are_said_aloud() -> None:
     pool = ExactPool(2)
     for number in range(25):

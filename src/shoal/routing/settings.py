@@ -166,6 +166,10 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
         Literal["vllm", "sglang", "trtllm-serve", "shoal"] | None, "whose metric names it has; found out by default"
     ] = None
     labels: Annotated[Mapping[str, str], "labels for filters, as llm-d.ai/role"] = MappingProxyType({})
+    kv_events: Annotated[
+        object, "port or ZMQ address of its KV events, a list for several ranks; it is asked by default"
+    ] = None
+    kv_replay: Annotated[object, "the same of their replays"] = None
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

@@ -12,6 +12,7 @@ import numpy as np
 
 from shoal.pool import Decision, Endpoint, FleetView, Request
 from shoal.scheduling.columns import PerFleet, known, own_tokens, worst_low
+from shoal.scheduling.exact_producers import PrecisePrefixCacheProducer
 from shoal.scheduling.plugin import Ignored, Mask, Scores
 from shoal.scheduling.producers import APPROX, ApproxPrefixCacheProducer, PrefixRef
 
@@ -68,6 +69,20 @@ class PrefixCacheScorer:
             return ratio
         length = np.minimum(ratio * (request.prompt_tokens / self._scale), 1.0)
         return self._weight * length * length + (1.0 - self._weight) * ratio
+
+
+class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer, frozen=True, kw_only=True):
+    """The older form of precise-prefix-cache-producer: the same, and a prefix-cache-scorer of its own in one plugin.
+
+    score = matchedTokens / promptTokens.
+    """
+
+    type: ClassVar[str] = "precise-prefix-cache-scorer"
+    needs: ClassVar[tuple[str, ...]] = ("matched_tokens",)
+
+    def score(self, request: Request, view: FleetView) -> Scores:
+        """Return how much of the prompt each candidate is expected to hold."""
+        return matched_ratio(request, view)
 
 
 class LoraAffinityScorer:

@@ -15,7 +15,12 @@ from shoal.scheduling.plugin import Ignored, Key, Ref
 
 MAX_SESSION_CHARS = 256
 APPROX = "approx-prefix-cache-producer"
-PREFIX_PRODUCERS = (APPROX, "precise-prefix-cache-producer", "burst-prefix-cache-producer")
+PREFIX_PRODUCERS = (
+    APPROX,
+    "precise-prefix-cache-producer",
+    "precise-prefix-cache-scorer",
+    "burst-prefix-cache-producer",
+)
 PrefixRef = Annotated[
     str, "the prefix producer to read; by default the precise one where there is one", Ref(*PREFIX_PRODUCERS)
 ]

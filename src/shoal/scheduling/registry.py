@@ -36,6 +36,7 @@ BUILT_IN: dict[str, tuple[type[Any], ...]] = {
         load_scorers.ActiveRequestScorer,
         load_scorers.TokenLoadScorer,
         cache_scorers.PrefixCacheScorer,
+        cache_scorers.PrecisePrefixCacheScorer,
         cache_scorers.NoHitLruScorer,
         cache_scorers.LoraAffinityScorer,
         cache_scorers.ContextLengthAware,
@@ -103,7 +104,10 @@ DEPRECATED = {
 }
 """Old type names that are read as new ones, with a warning."""
 
-DEPRECATED_TYPES = {"by-label": "label-selector-filter"}
+DEPRECATED_TYPES = {
+    "by-label": "label-selector-filter",
+    "precise-prefix-cache-scorer": "precise-prefix-cache-producer",
+}
 """Types that work as they are, with a warning that names a better one."""
 
 NOT_YET = (
@@ -135,7 +139,6 @@ NOT_YET = (
     "multicluster-session-affinity-filter",
     "p2p-source-producer",
     "pd-profile-handler",
-    "precise-prefix-cache-scorer",
     "prefill-header-handler",
     "prefix-based-pd-decider",
     "priority-then-time-eviction-order-policy",

@@ -5,7 +5,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -14,7 +14,8 @@ import zmq
 from shoal.hosts.signals import KvSettings, KvSubscriber
 from shoal.pool import Endpoint, ServedModel
 from shoal.pool.kvevents import KvEvent, KvRemoved, KvSource, KvState, KvStored
-from shoal.prefix.ledger import Change, Cleared, Removed, Stored
+from shoal.prefix.ledger import Change, Cleared, Ledger, Removed, Stored
+from shoal.prefix.tokens import TokenHasher
 from shoal.routing.events import (
     BlocksCleared,
     BlocksRemoved,
@@ -165,14 +166,14 @@ def _bind(socket: "zmq.Socket[Any]", port: int) -> int:
     return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":")[-1].rstrip("\0"))
 
 
-class PlainLedger:
+class PlainLedger(Ledger):
     """Takes the engine's hashes for our keys.  faults: blocks that it fails on."""
 
     def __init__(self, model: str = "", faults: Collection[int] = ()) -> None:
-        self.model = model
+        super().__init__(TokenHasher(1), model)
         self._faults = faults
 
-    def apply(self, events: Iterable[KvEvent]) -> Sequence[Change]:
+    def apply(self, events: Iterable[KvEvent]) -> list[Change]:
         return [self._change(event) for event in events]
 
     def _change(self, event: KvEvent) -> Change:

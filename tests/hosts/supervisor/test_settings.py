@@ -91,6 +91,19 @@ def test_backends_of_the_configuration_become_targets_with_their_key(
     assert (two.url, two.is_tls, two.api_key, two.engine) == ("https://engine.example:443", True, "sk-two", "sglang")
 
 
+def test_a_backend_of_the_configuration_says_where_it_publishes_its_kv_events() -> None:
+    url = "url: 'http://10.0.0.1:8000'"
+    pool = config(f"backends:\n- {{{url}, kv_events: [5557, 'tcp://10.0.0.1:6000'], kv_replay: [5558, 6001]}}\n").pool
+    (target,) = targets_of(pool)
+    assert (target.kv_events, target.kv_replay) == (("5557", "tcp://10.0.0.1:6000"), ("5558", "6001"))
+    pool = config(f"backends:\n- {{{url}, kv_events: 5557, kv_replay: [1, 2]}}\n").pool
+    with pytest.raises(ConfigError, match=r"backends\[0\]: kv_replay must name as many as kv_events: 1, not 2"):
+        targets_of(pool)
+    pool = config(f"backends:\n- {{{url}, kv_events: {{a: b}}}}\n").pool
+    with pytest.raises(ConfigError, match=r"backends\[0\]: kv_events must be a port, an address"):
+        targets_of(pool)
+
+
 def test_a_backend_whose_key_is_missing_is_named_by_its_place() -> None:
     pool = config("backends:\n- {url: 'http://10.0.0.1:8000', api_key_env: NO_SUCH_VARIABLE}\n").pool
     with pytest.raises(ConfigError, match=r"backends\[0\]: environment variable NO_SUCH_VARIABLE is not set"):

@@ -106,8 +106,9 @@ def test_completions_come_as_a_list() -> None:
     play(engine, scene)
 
 
-def test_where_rendering_is_closed_tokenize_is_asked_and_rendering_not_again() -> None:
-    engine = Engine(render=403, tokenize={"tokens": [7, 8], "count": 2})
+@pytest.mark.parametrize("closed", [401, 403, 404, 501])
+def test_where_rendering_is_closed_tokenize_is_asked_and_rendering_not_again(closed: int) -> None:
+    engine = Engine(render=closed, tokenize={"tokens": [7, 8], "count": 2})
 
     async def scene(made: RemoteTokenizer) -> None:
         for _ in range(2):

@@ -10,6 +10,7 @@ from shoal.hosts.fleet.control import Done, Selection, UnknownEndpoint
 from shoal.hosts.fleet.keeper import EndpointReport, FleetKeeper
 from shoal.hosts.fleet.outbox import Sink
 from shoal.hosts.fleet.pace import Pace
+from shoal.hosts.fleet.publishers import kv_addresses
 from shoal.hosts.fleet.sources import FileSource, Source, StaticSource
 from shoal.hosts.fleet.targets import Target, parse_url
 
@@ -26,6 +27,7 @@ __all__ = [
     "StaticSource",
     "Target",
     "UnknownEndpoint",
+    "kv_addresses",
     "parse_url",
     "read_api_key",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from shoal.hosts.fleet.publishers import addresses, check_pair
+from shoal.hosts.fleet.publishers import kv_addresses
 from shoal.hosts.fleet.targets import Target, join_address, parse_url
 from shoal.kernel import ConfigError
 
@@ -118,8 +118,7 @@ def _target(entry: Any, folder: Path) -> Target:
                 hint = near([str(name)], known) or f"; known are {', '.join(known)}"
                 raise ConfigError(f"unknown field {str(name)[:80]!r}{hint}")
     ours = msgspec.convert(entry, _OurEntry)
-    kv_events, kv_replay = addresses(ours.kv_events, "kv_events"), addresses(ours.kv_replay, "kv_replay")
-    check_pair(kv_events, kv_replay)
+    kv_events, kv_replay = kv_addresses(ours.kv_events, ours.kv_replay)
     target = parse_url(
         ours.url,
         name=ours.name,

@@ -16,23 +16,27 @@ REPLAY_LABEL = "shoal.dev/kv-replay-port"
 MAX_RANKS = 256
 _MAX_CHARS = 256
 
-Written = int | str | Sequence[int | str]
+
+def kv_addresses(events: object, replay: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the fields `kv_events` and `kv_replay` name, ports as digits and addresses as they are.
+
+    Raises ConfigError, also when the replays cannot belong to the publishers.
+    """
+    found = _addresses(events, "kv_events"), _addresses(replay, "kv_replay")
+    if found[1] and len(found[1]) != len(found[0]):
+        raise ConfigError(f"kv_replay must name as many as kv_events: {len(found[0])}, not {len(found[1])}")
+    return found
 
 
-def addresses(written: Written | None, field: str) -> tuple[str, ...]:
-    """Return what a field names, ports as digits and addresses as they are.  Raises ConfigError."""
+def _addresses(written: object, field: str) -> tuple[str, ...]:
     if written is None:
         return ()
-    each = [written] if isinstance(written, int | str) else list(written)
+    each = written if isinstance(written, list) else [written]
+    if not all(isinstance(one, int | str) and not isinstance(one, bool) for one in each):
+        raise ConfigError(f"{field} must be a port, an address such as tcp://10.0.0.1:5557, or a list of these")
     if len(each) > MAX_RANKS:
         raise ConfigError(f"{field} has {len(each)} entries, more than {MAX_RANKS}")
     return tuple(_checked(str(one), field) for one in each)
-
-
-def check_pair(events: Sequence[str], replay: Sequence[str]) -> None:
-    """Raise ConfigError when replays cannot belong to the publishers."""
-    if replay and len(replay) != len(events):
-        raise ConfigError(f"kv_replay must name as many as kv_events: {len(events)}, not {len(replay)}")
 
 
 def sources(events: Sequence[str], replay: Sequence[str], labels: Mapping[str, str], ip: str) -> tuple[KvSource, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from shoal.hosts.signals.counts import KvCounts
 from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved
-from shoal.prefix.ledger import Change, Ledger, Removed, Stored
+from shoal.prefix.ledger import Change, Ledger, LedgerGauges, Removed, Stored
 from shoal.routing.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
 from shoal.wire.kvevents import decode_all
 
@@ -69,6 +69,10 @@ class Cache:
             self._count(read.events)
             for change in self._ledger.apply(read.events):
                 self._tell(change)
+
+    def gauges(self) -> LedgerGauges:
+        """Return the size of what is known, and what was left out of it since it was empty."""
+        return self._ledger.gauges()
 
     def clear(self) -> None:
         """Forget everything, and have the router forget it."""

@@ -20,6 +20,7 @@ from shoal.hosts.signals.settings import KvSettings
 from shoal.hosts.signals.sockets import Sockets
 from shoal.kernel import InvalidInput
 from shoal.pool.kvevents import KvSource, KvState
+from shoal.prefix.ledger import LedgerGauges
 from shoal.wire.kvevents import read_frames
 
 log = Log("kvevents")
@@ -103,6 +104,10 @@ class Connection:
     def state(self) -> KvState:
         """How far the view of this publisher can be trusted."""
         return self._publisher.state
+
+    def gauges(self) -> LedgerGauges:
+        """See `Cache.gauges`."""
+        return self._cache.gauges()
 
     def close(self) -> None:
         """Close everything at once and tell nobody."""

@@ -3,19 +3,21 @@
 Workers read the same streams each for itself, so counters add up over workers and gauges are the largest of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.measures import Counter, Family, Gauge
 from shoal.pool.kvevents import KvState
+from shoal.prefix.ledger import LedgerGauges
 
 _ENDPOINT = ("endpoint_name",)
+_LEFT_OUT = ("let-go", "lost-orphans", "other-groups", "unreadable", "unknown-removes", "uncounted")
 
 
 class KvCounts:
     """Counters of all streams of a process.  The hot ones are plain numbers until they are read."""
 
-    __slots__ = ("_active", "_state", "errors", "events", "gaps", "messages", "reconnections", "replays", "restarts",
-                 "skipped", "stored_blocks")  # fmt: skip
+    __slots__ = ("_active", "_left_out", "_sizes", "_state", "errors", "events", "gaps", "messages", "reconnections",
+                 "replays", "restarts", "skipped", "stored_blocks")  # fmt: skip
 
     def __init__(self) -> None:
         prefix = "llm_d_epp_kv_cache_events"
@@ -36,12 +38,39 @@ class KvCounts:
             "shoal_kv_stream_state", "1 for the state that it is in.", ("endpoint_name", "state"), "max"
         )
 
-    def families(self, states: Mapping[str, KvState], active: int) -> list[Family]:
-        """Every family now.  states: by endpoint id.  active: subscriptions."""
+        self._sizes = {
+            "blocks": Gauge("shoal_kv_ledger_blocks", "Blocks that an engine is known to hold.", _ENDPOINT, "max"),
+            "orphans": Gauge("shoal_kv_ledger_orphans", "Blocks that wait for the one before them.", _ENDPOINT, "max"),
+            "used_bytes": Gauge("shoal_kv_ledger_bytes", "Memory for the blocks of an engine.", _ENDPOINT, "max"),
+        }
+        self._left_out = Gauge(
+            "shoal_kv_ledger_left_out",
+            "Blocks and events of an engine that are not known to be held, since its cache was last read anew.",
+            ("endpoint_name", "reason"),
+            "max",
+        )
+
+    def families(
+        self, states: Mapping[str, KvState], active: int, ledgers: Mapping[str, Sequence[LedgerGauges]]
+    ) -> list[Family]:
+        """Every family now.  states, ledgers (of each rank): by endpoint id.  active: subscriptions."""
         self._active.set(active)
         self._state.clear()
         for endpoint_id, state in states.items():
             self._state.set(1.0, (endpoint_id, str(state)))
+        self._take(ledgers)
         counters = (self.messages, self.reconnections, self.errors, self.events, self.skipped)
         further = (self.gaps, self.replays, self.restarts)
-        return [each.family() for each in (*counters, *further, self._active, self._state)]
+        gauges: list[Gauge] = [self._active, self._state, *self._sizes.values(), self._left_out]
+        return [each.family() for each in (*counters, *further)] + [each.family() for each in gauges]
+
+    def _take(self, ledgers: Mapping[str, Sequence[LedgerGauges]]) -> None:
+        for gauge in (*self._sizes.values(), self._left_out):
+            gauge.clear()
+        for endpoint_id, ranks in ledgers.items():
+            for name, gauge in self._sizes.items():
+                gauge.set(float(sum(getattr(rank, name) for rank in ranks)), (endpoint_id,))
+            for reason in _LEFT_OUT:
+                count = sum(getattr(rank, reason.replace("-", "_")) for rank in ranks)
+                if count:
+                    self._left_out.set(float(count), (endpoint_id, reason))

@@ -109,7 +109,11 @@ class KvSubscriber:
     def families(self) -> list[Family]:
         """What was counted."""
         active = sum(len(followed.connections) for followed in self._followed.values())
-        return self._counts.families(self.states(), active)
+        ledgers = {
+            endpoint_id: [connection.gauges() for connection in followed.connections]
+            for endpoint_id, followed in sorted(self._followed.items())
+        }
+        return self._counts.families(self.states(), active, ledgers)
 
     def close(self) -> None:
         """Close every socket and end the I/O thread."""

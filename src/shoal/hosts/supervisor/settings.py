@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.hosts.envoy import EnvoySettings, FailureMode, ListenerTls
-from shoal.hosts.fleet import Target, parse_url, read_api_key
+from shoal.hosts.fleet import Target, kv_addresses, parse_url, read_api_key
 from shoal.hosts.sharing import read_secret
 from shoal.hosts.supervisor.options import Options
 from shoal.kernel import ConfigError
@@ -127,7 +127,8 @@ def needs_new_workers(before: PoolSettings, after: PoolSettings) -> list[str]:
 def _target(backend: Backend, path: str) -> Target:
     try:
         key = read_api_key(Path(backend.api_key_file)) if backend.api_key_file else _from_environment(backend)
-        return parse_url(
+        kv_events, kv_replay = kv_addresses(backend.kv_events, backend.kv_replay)
+        target = parse_url(
             backend.url,
             name=backend.name,
             engine=backend.engine or "",
@@ -136,6 +137,7 @@ def _target(backend: Backend, path: str) -> Target:
             ca_file=backend.ca_file,
             source="",
         )
+        return msgspec.structs.replace(target, kv_events=kv_events, kv_replay=kv_replay)
     except ConfigError as error:
         raise ConfigError(error.message, path=path) from None
 

@@ -101,7 +101,8 @@ class RemoteTokenizer:
             status, answer = await self._post(base_url + path, body, timeout_s)
             if status == 200:
                 return await self._off_loop(_read_render, answer)
-            if status not in (403, 404, 405, 501):
+            # vLLM wants its API key here, and none for `/tokenize`.
+            if status not in (401, 403, 404, 405, 501):
                 raise NoTokens("refused" if status in (400, 422) else "unavailable")
             self._close(base_url + path)
         if has_media:
