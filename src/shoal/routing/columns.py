@@ -53,6 +53,8 @@ _PREDICTED = frozenset(("predicted_ttft_s", "predicted_tpot_s", "strictest_tpot_
 class Columns(dict[str, Given]):
     """Columns over the whole fleet for one request.  Looking one up makes it; `in` asks whether anybody can.
 
+    What is read by nearly every policy and lies ready is there from the beginning.
+
     forecasts, blocks: for predictions; they are asked for only where they are on.
     """
 
@@ -87,10 +89,15 @@ class Columns(dict[str, Given]):
         self._mean_uncached = mean_uncached_tokens
         self._is_stale: Column | None = None
         self._makers = _MAKERS
+        if not fleet.on_trial:
+            self["is_trial"] = 0.0
         if fleet.has_foreign:
             return
         if len(fleet.rows) <= FEW:
-            self._makers = _FEW_MAKERS
+            self._makers, columns = _FEW_MAKERS, fleet.columns
+            self["inflight_requests"] = columns["inflight_requests"].tolist()
+            self["prefill_s_per_token"] = columns["prefill_s_per_token"].tolist()
+            self["request_s"] = columns["request_s"].tolist()
         elif fleet.stale(now - STALE_SIGNALS_S) is None:
             self.update(fleet.shown)
 
@@ -154,8 +161,8 @@ class Columns(dict[str, Given]):
     def _request_s(self) -> Floats:
         return self._fleet.columns["request_s"]
 
-    def _is_trial(self) -> Floats | float:
-        return self._fleet.columns["is_trial"] if self._fleet.on_trial else 0.0
+    def _is_trial(self) -> Floats:
+        return self._fleet.columns["is_trial"]
 
     def _matched_tokens(self) -> Floats | float:
         if self._held is not None:
@@ -173,21 +180,9 @@ class Columns(dict[str, Given]):
         lengths = [self._models.max_model_len(model, member.endpoint.id) for member in self._fleet]
         return np.array([float(length) if length else np.nan for length in lengths])
 
-    def _plain_requests(self) -> list[float]:
-        values: list[float] = self._fleet.columns["inflight_requests"].tolist()
-        return values
-
     def _plain_prefill_s(self) -> list[float]:
         now = self._now
         return [at - now if at > now else 0.0 for at in self._fleet.columns["clear_at"].tolist()]
-
-    def _plain_s_per_token(self) -> list[float]:
-        values: list[float] = self._fleet.columns["prefill_s_per_token"].tolist()
-        return values
-
-    def _plain_request_s(self) -> list[float]:
-        values: list[float] = self._fleet.columns["request_s"].tolist()
-        return values
 
     def _plain_matched(self) -> list[float] | float:
         match = self._match
@@ -248,8 +243,5 @@ _MAKERS: dict[str, Callable[[Columns], Given]] = {
 _FEW_MAKERS: dict[str, Callable[[Columns], Given]] = {
     **_MAKERS,
     "inflight_prefill_s": Columns._plain_prefill_s,
-    "inflight_requests": Columns._plain_requests,
     "matched_tokens": Columns._plain_matched,
-    "prefill_s_per_token": Columns._plain_s_per_token,
-    "request_s": Columns._plain_request_s,
 }

@@ -105,11 +105,12 @@ class ExpectedWaitScorer:
             return None
         requests = view.values("inflight_requests")
         speeds = view.values("prefill_s_per_token")
-        count = len(requests)
-        median = sorted(speeds)[(count - 1) // 2]
+        count, ordered = len(requests), sorted(speeds)
+        median = ordered[(count - 1) // 2]
         if not median > _FASTEST:
             return None
-        paces = self._paces(speeds, median)
+        is_alike = self._step > 1 and ordered[-1] <= ordered[0] * self._step
+        paces = [1.0] * count if is_alike else self._paces(speeds, median)
         level = min(requests) + self._level_share * sum(requests) / count
         price, weight, mean, tokens = self._own_weight, 0.0, 0.0, float(request.prompt_tokens)
         matched = view.level("matched_tokens")
@@ -138,8 +139,6 @@ class ExpectedWaitScorer:
         """Each candidate's multiple of the median speed, rounded to steps."""
         if self._step <= 1:
             return [speed / median for speed in speeds]
-        if max(speeds) <= min(speeds) * self._step:
-            return [1.0] * len(speeds)
         step = math.log(self._step)
         return [self._step ** round(math.log(max(speed / median, 1e-3)) / step) for speed in speeds]
 
