@@ -178,8 +178,14 @@ class EstimatedIndex:
         hashes of one chain are distinct, as `BlockHasher` makes them.
         """
         if match is not None and match.rows:
+            keys, rows = match.keys, match.rows
+        else:
+            keys = blocks.tolist() if len(blocks) <= _FEW_BLOCKS else []
+            # A zero parts several chains, whose spans begin anew.
+            rows = self._table.rows_of(keys) if 0 not in keys else []
+        if rows:
             self._clock += 1
-            fresh = self._add_few(slot, match.keys, match.rows, _FIRST_SPANS)
+            fresh = self._add_few(slot, keys, rows, _FIRST_SPANS)
         else:
             blocks, spans = _distinct(blocks)
             if not len(blocks):
