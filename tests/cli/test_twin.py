@@ -1,5 +1,6 @@
 """`shoal twin run` and `compare`: what they print and write, alone and in several processes, whole and interrupted."""
 
+import io
 import json
 import signal
 import sys
@@ -135,3 +136,23 @@ def test_ctrl_c_leaves_what_there_is_and_says_so(
     assert data["is_partial"]
     assert [run["is_partial"] for run in data["runs"]] == [True] * int(jobs)
     assert all(0 < run["requests"] < 8000 for run in data["runs"])
+
+
+def test_a_narrow_terminal_gets_whole_numbers_of_fewer_figures() -> None:
+    from rich.console import Console
+
+    from shoal.cli.twin_tables import show
+    from tests.report.runs import made
+
+    runs = [made(policy, seed, slower=slower) for policy, slower in (("a", 1.0), ("b", 2.0)) for seed in (1, 2)]
+    shown = {}
+    for width in (80, 160):
+        console = Console(width=width, record=True, file=io.StringIO())
+        show(console, runs, "clients")
+        shown[width] = console.export_text()
+        assert "…" not in shown[width]
+        assert all(len(line) <= width for line in shown[width].splitlines())
+    assert "TTFT p99 ms" in shown[160]
+    assert "±" in shown[160].split("Against")[0]
+    assert "TTFT p99 ms" not in shown[80]
+    assert "TTFT p95 ms" in shown[80]

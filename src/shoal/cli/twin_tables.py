@@ -16,6 +16,9 @@ from shoal.simulation.results import Part
 __all__ = ["show"]
 
 _MAX_ROWS = 16
+_WIDE = 130
+# What fits into 80 columns, then without intervals.
+_NARROW = ("ttft_p50", "ttft_p95", "e2e_p95", "hit", "tokens", "slo", "failed")
 _SHOWN = ("ttft_p50", "ttft_p95", "ttft_p99", "tpot_p95", "e2e_p95", "hit", "imbalance", "tokens", "slo", "failed")
 
 
@@ -23,7 +26,8 @@ def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
     """Print all tables.  load_unit: of the loads of a sweep."""
     rows = compare(runs)
     has_loads = any(row.load is not None for row in rows)
-    figures = [figure for figure in told(runs) if figure.key in _SHOWN]
+    is_wide = console.width >= _WIDE
+    figures = [figure for figure in told(runs) if figure.key in (_SHOWN if is_wide else _NARROW)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("POLICY", overflow="fold")
     if has_loads:
@@ -32,10 +36,10 @@ def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         load = [f"{row.load:g}"] if has_loads and row.load is not None else []
-        cells: list[str | Text] = [_shown(figure, row.cells[figure.key]) for figure in figures]
+        cells: list[str | Text] = [_shown(figure, row.cells[figure.key], has_half=is_wide) for figure in figures]
         table.add_row(short(row.policy), *load, f"{row.requests:,}", *cells)
     console.print(table)
-    if any(row.seeds > 1 for row in rows):
+    if is_wide and any(row.seeds > 1 for row in rows):
         console.print(f"± is half of the 95 % interval of the mean over {rows[0].seeds} seeds.", style="dim")
     _changes(console, rows, figures, load_unit)
     if len({(run.policy, run.load) for run in runs}) == 1:
@@ -108,10 +112,10 @@ def _parts(title: str, parts: dict[str, Part], most: int) -> Table:
     return table
 
 
-def _shown(figure: Figure, cell: Cell) -> str:
-    """The mean, with half the width of its interval where there is one."""
+def _shown(figure: Figure, cell: Cell, *, has_half: bool) -> str:
+    """The mean, and half the width of its interval where there is one and room for it."""
     shown = f"{cell.mean:,.{figure.digits}f}"
-    return shown if cell.half != cell.half else f"{shown} ±{cell.half:,.{figure.digits}f}"
+    return shown if cell.half != cell.half or not has_half else f"{shown} ±{cell.half:,.{figure.digits}f}"
 
 
 def _change(figure: Figure, cell: Cell) -> Text:
