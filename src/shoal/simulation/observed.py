@@ -6,7 +6,7 @@ Owns the reading.  What clients did is `recorded`'s, what follows from it for a 
 from collections.abc import Iterable
 
 from shoal.pool import Endpoint, EndpointState, Outcome, Signals
-from shoal.routing import Account, Arrived, Ended, Event, Forward, Recorded, events
+from shoal.routing import Account, Arrived, Ended, Event, Forward, Recorded, Refuse, events
 from shoal.routing.journal import Opening, Step
 from shoal.simulation.recorded import open_journals
 
@@ -20,13 +20,15 @@ class Served:
     sent_s: when it went there, on the clock of the journal.  ttft_s, total_s: from then to the first token and to the
     last, None when they are not known.  left_s: when its client left, None when it stayed.  cached_tokens: as the
     engine says, else what the router believed (`is_cached_told`).  is_clean: whether it was sent there once, to an
-    engine that was not full, and answered in whole: others are load, and nothing is learned from them.
+    engine that was not full, and answered in whole: others are load, and nothing is learned from them.  is_answered:
+    whether it got a whole answer at all.
     """
 
     __slots__ = (
         "arrived_s",
         "cached_tokens",
         "ended_s",
+        "is_answered",
         "is_cached_told",
         "is_clean",
         "left_s",
@@ -50,14 +52,15 @@ class Served:
         self.cached_tokens = 0
         self.is_cached_told = False
         self.output_tokens = 1
+        self.is_answered = False
         self.is_clean = False
 
 
 class Seen:
     """One endpoint of the journal.
 
-    up: when it was ready (True) and when it no longer was, in order.  num_blocks, block_size: 0 when it did not say.
-    models: as it names them.  served: its requests, in the order in which they were sent.
+    up: when it began to answer (True) and when it no longer did, in order.  num_blocks, block_size: 0 when it did not
+    say.  models: as it names them.  served: its requests, in the order in which they were sent.
     """
 
     __slots__ = ("block_size", "endpoint", "is_full", "models", "num_blocks", "served", "up")
@@ -72,7 +75,7 @@ class Seen:
         self.served: list[Served] = []
 
     def note(self, now: float, is_up: bool) -> None:
-        """Take that it is ready, or is not."""
+        """Take that it answers, or does not."""
         if (self.up[-1][1] if self.up else False) != is_up:
             self.up.append((now, is_up))
 
@@ -124,6 +127,13 @@ class Pool:
                 self._send(self._open[command.request_id][0], command, now)
             elif isinstance(command, Account) and command.request_id in self._open:
                 self._close(self._open.pop(command.request_id)[0], command)
+            elif isinstance(command, Refuse):
+                self._open.pop(command.request_id, None)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests whose end is not in the journal."""
+        return len(self._open)
 
     def finish(self) -> None:
         """All files are read."""
@@ -135,14 +145,14 @@ class Pool:
             seen = self.seen.setdefault(event.endpoint.id, Seen(event.endpoint))
             seen.endpoint = event.endpoint
             self._by_address[event.endpoint.address] = seen
-            seen.note(now, event.state is EndpointState.READY)
+            seen.note(now, event.state is not EndpointState.LOADING)
             return
         seen_ = self.seen.get(getattr(event, "endpoint_id", ""))
         if seen_ is None:
             if isinstance(event, events.Configured):
                 self.config = event.text
         elif isinstance(event, events.EndpointChanged):
-            seen_.note(now, event.state is EndpointState.READY)
+            seen_.note(now, event.state is not EndpointState.LOADING)
         elif isinstance(event, events.EndpointLeft):
             seen_.note(now, False)
         elif isinstance(event, events.LoadSeen):
@@ -167,6 +177,7 @@ class Pool:
             served.left_s = served.ended_s
         if server is None:
             return
+        served.is_answered = outcome.status == 200 and not outcome.is_cut
         is_known = outcome.status == 200 and outcome.prompt_tokens and outcome.completion_tokens
         served.is_clean = bool(
             served.is_clean and server is seen and outcome.attempts == 1 and is_known and served.left_s is None
