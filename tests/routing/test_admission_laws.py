@@ -1,4 +1,7 @@
-"""Whatever happens in whatever order: each request ends once, and everything is as it was in the end."""
+"""Whatever happens in whatever order: each request ends once, and everything is as it was in the end.
+
+What happens: arrivals, answers, records, cancels, aborts, timeouts, reloads, evictions, endpoints that come and go.
+"""
 
 from collections import Counter
 
@@ -8,8 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shoal.pool import Endpoint, EndpointState, Outcome, ServedModel
 from shoal.routing import Account, Configured, Ended, Forward, Recorded, Refuse
-from shoal.routing.commands import Hold
-from shoal.routing.events import EndpointChanged, EndpointJoined, EndpointLeft, ModelsSeen
+from shoal.routing.commands import Cut, Evict, Hold
+from shoal.routing.events import (
+    EndpointChanged,
+    EndpointJoined,
+    EndpointLeft,
+    Evicted,
+    Kept,
+    ModelsSeen,
+    SessionAborted,
+)
 from tests.routing.flowscript import POOL, FlowPool, flow_of
 
 TENANTS = "tenants: {a: {tokens_per_min: 20000, weight: 3}, b: {requests_per_s: 20, priority: 4}, '*': {}}\n"
@@ -19,6 +30,8 @@ CONFIGS = (
     flow_of(3, flow=", minimum_share_ratio: 0.5", control="  defaultPriorityBand: {maxRequests: 5}\n"),
     POOL + "flow: {enabled: true}\n" + TENANTS,
     POOL + TENANTS,
+    flow_of(2, tenants=TENANTS, flow=", eviction: before-first-byte", ttl="30s"),
+    flow_of(1, tenants=TENANTS, flow=", eviction: always, bands: strict"),
 )
 NAMES = ("e0", "e1", "e2")
 
@@ -31,6 +44,8 @@ class Gate(RuleBasedStateMachine):
         self.forwarded: set[str] = set()
         self.ended: set[str] = set()
         self.endpoints: set[str] = set()
+        self.evicted: Counter[str] = Counter()
+        self.answered: Counter[str] = Counter()
 
     # ------------------------------------------------------------------ what may happen
 
@@ -57,9 +72,10 @@ class Gate(RuleBasedStateMachine):
             return "closed"
         if any(isinstance(each, Refuse) for each in told):
             return "refused"
-        if any(isinstance(each, Forward) for each in told):
-            return "ended" if name in self.ended else "sent"
-        return "waits"
+        last = [each for each in told if isinstance(each, Forward | Hold)][-1]
+        if isinstance(last, Hold):
+            return "waits"
+        return "ended" if name in self.ended else "sent"
 
     @rule(draw=st.data())
     def a_waiting_client_leaves(self, draw: st.DataObject) -> None:
@@ -74,12 +90,49 @@ class Gate(RuleBasedStateMachine):
             self.ended.add(name)
             self.pool.feed(Ended(name))
 
+    def _asked(self) -> list[str]:
+        """Who was asked back, runs, and has not answered."""
+        found = []
+        for name, told in self.pool.told.items():
+            times = sum(isinstance(each, Evict) for each in told)
+            if times > self.answered[name] and self.state(name) == "sent":
+                found.append(name)
+        return sorted(found)
+
+    @precondition(lambda self: self._asked())
+    @rule(draw=st.data(), answer=st.sampled_from(["back", "back", "kept", "cut"]))
+    def a_host_answers_an_eviction(self, draw: st.DataObject, answer: str) -> None:
+        name = draw.draw(st.sampled_from(self._asked()))
+        evict = [each for each in self.pool.told[name] if isinstance(each, Evict)][-1]
+        self.answered[name] = sum(isinstance(each, Evict) for each in self.pool.told[name])
+        if answer == "back":
+            self.evicted[name] += 1
+            self.pool.feed(Evicted(name))
+        elif answer == "kept" or not evict.may_cut:
+            self.pool.feed(Kept(name))
+        else:
+            self.ended.add(name)
+            self.pool.feed(Ended(name))
+
+    @rule(name=st.integers(0, 60), answer=st.sampled_from([Evicted, Kept]))
+    def an_answer_comes_that_nobody_asked_for(self, name: int, answer: type[Evicted | Kept]) -> None:
+        told = self.pool.told.get(f"r{name}")
+        if told is None or self.state(f"r{name}") != "sent":
+            self.pool.feed(answer(f"r{name}"))
+
+    @rule(tenant=st.sampled_from([None, "a"]))
+    def an_operator_aborts_a_session(self, tenant: str | None) -> None:
+        for command in self.pool.feed(SessionAborted("s", tenant)):
+            if isinstance(command, Cut) and command.request_id not in self.ended:
+                self.ended.add(command.request_id)
+                self.pool.feed(Ended(command.request_id))
+
     @rule(draw=st.data(), kind=st.sampled_from(["good", "failed", "gone", "early"]))
     def a_record_comes(self, draw: st.DataObject, kind: str) -> None:
         name = self._some(draw, "sent" if kind == "early" else "ended")
         if name is None:
             return
-        forward = next(each for each in self.pool.told[name] if isinstance(each, Forward))
+        forward = [each for each in self.pool.told[name] if isinstance(each, Forward)][-1]
         served = forward.endpoints[0]
         outcome = {
             "good": Outcome(
@@ -125,11 +178,15 @@ class Gate(RuleBasedStateMachine):
 
     @invariant()
     def each_request_ends_at_most_once(self) -> None:
-        for told in self.pool.told.values():
+        for name, told in self.pool.told.items():
             kinds = Counter(type(each) for each in told)
-            assert kinds[Forward] + kinds[Refuse] <= 1
+            again = self.evicted[name]
+            assert kinds[Refuse] + kinds[Account] <= 1
+            assert again <= kinds[Forward] + kinds[Refuse] <= 1 + again
             assert kinds[Account] <= kinds[Forward]
-            assert kinds[Hold] <= 1
+            assert again <= kinds[Hold] + kinds[Forward] - min(1, kinds[Forward])
+            assert kinds[Hold] <= 1 + again
+            assert self.answered[name] <= kinds[Evict] <= 2 * len(CONFIGS)
 
     @invariant()
     def who_waits_has_a_time_to_give_up(self) -> None:
@@ -155,11 +212,23 @@ class Gate(RuleBasedStateMachine):
                 if self.state(name) == "sent":
                     self.ended.add(name)
                     pool.feed(Ended(name))
-        states = Counter(self.state(name) for name in pool.told)
-        assert set(states) <= {"closed", "refused"}
+        for told in pool.told.values():
+            kinds = Counter(type(each) for each in told)
+            assert kinds[Refuse] + kinds[Account] == 1
         status = pool.router.status()
         assert (status.inflight, status.unclosed, status.flow.requests, status.flow.size_bytes) == (0, 0, 0, 0)
         assert status.flow.open_charges == 0
+        for endpoint in status.endpoints:
+            assert (endpoint.inflight_requests, endpoint.inflight_uncached_tokens) == (0, 0)
+        self.budgets_are_full()
+
+    def budgets_are_full(self) -> None:
+        """After a minute in which nobody used anything a tenant has all that it is given, and no more."""
+        pool = self.pool
+        pool.tick(pool.now + 100.0)
+        first, beyond = pool.ask("all", "a", tokens=20_000 - 256), pool.ask("beyond", "a", tokens=1)
+        assert first in ("sent", "waits")
+        assert beyond == "rejected-over-budget"
 
 
 TestGate = Gate.TestCase

@@ -170,7 +170,7 @@ def test_low_priority_that_cannot_keep_its_slo_is_refused_and_the_same_at_normal
     assert all(isinstance(each.command, Forward) for each in busy)
     asked = {"x-llm-d-slo-ttft-ms": "10"}
     shed = made.send("shed", 1000, objective="batch", headers=asked)
-    assert shed.refused.refusal.reason.value == "rejected-saturated"
+    assert shed.refused.refusal.reason.value == "rejected-not-admitted"
     assert isinstance(made.send("kept", 1000, headers=asked).command, Forward)
     assert isinstance(made.send("no slo", 1000, objective="batch").command, Forward)
 

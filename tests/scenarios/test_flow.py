@@ -5,12 +5,15 @@ Also what becomes of them when the fleet grows from nothing or shrinks under loa
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from shoal.cli import main
-from tests.hosts.supervisor.pool_rig import until
+from tests.hosts.supervisor.pool_rig import body, until
+from tests.scenarios.backends import Backend, backend
 from tests.scenarios.engines import EngineProcess, backends, engines
 from tests.scenarios.pools import ScenarioPool, pool
 
@@ -115,3 +118,92 @@ def _scale_down(running: ScenarioPool, engine: EngineProcess) -> None:
     assert main(["endpoint", "drain", engine.address, "--run-dir", str(running.run_dir)]) == 0
     assert engine.busy() == 0
     engine.kill()
+
+
+OBJECTIVES = "".join(
+    f"---\napiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {{name: {name}}}\n"
+    f"spec: {{priority: {priority}}}\n"
+    for name, priority in (("high", 10), ("low", -1))
+)
+
+
+@pytest.fixture
+def slow() -> Iterator[Backend]:
+    """An engine that answers nothing until its gate is opened."""
+    with backend() as running:
+        running.close_gate()
+        yield running
+
+
+def ask(running: ScenarioPool, objective: str) -> tuple[int, str]:
+    answer = running.post(body(f"of {objective}", 4), {"x-llm-d-inference-objective": objective})
+    return answer.status_code, answer.headers.get("x-llm-d-request-dropped-reason", "")
+
+
+def chats(seen_by: Backend) -> list[bytes]:
+    """The bodies of the chat requests that reached it."""
+    return [each.body for each in seen_by.seen if each.path == "/v1/chat/completions"]
+
+
+@pytest.mark.parametrize("eviction", ["before-first-byte", "always"])
+def test_a_low_request_that_runs_gives_way_to_a_high_one(
+    slow: Backend, plane: str, eviction: str, tmp_path: Path
+) -> None:
+    """Envoy cannot give a request back: it goes on there, or ends with 429 where answers may be cut."""
+    settings = ONE_AT_A_TIME.replace("enabled: true", f"enabled: true, trust_headers: true, eviction: {eviction}")
+    with (
+        pool(plane, tmp_path, ("--backend", slow.url), settings + OBJECTIVES) as running,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        low = clients.submit(ask, running, "low")
+        until(lambda: len(chats(slow)) == 1, 15, why=running.said)
+        high = clients.submit(ask, running, "high")
+        if plane == "envoy" and eviction == "before-first-byte":
+            until(lambda: running.sample("shoal_evictions_total", result="kept") == 1, why=running.said)
+            assert queued(running) == 1
+            slow.open_gate()
+            assert (low.result(60), high.result(60)) == ((200, ""), (200, ""))
+            assert len(chats(slow)) == 2
+            return
+        until(lambda: len(chats(slow)) == 2, 15, why=running.said)
+        assert b"of high" in chats(slow)[1]
+        if plane == "envoy":
+            assert low.result(60) == (429, "evicted-priority")
+        else:
+            assert running.sample("shoal_evictions_total", result="requeued") == 1
+            assert not low.done()
+        slow.open_gate()
+        assert high.result(60) == (200, "")
+        if plane == "direct":
+            assert low.result(60) == (200, "")
+            assert [b"of low" in each for each in chats(slow)] == [True, False, True]
+        running.idle()
+
+
+def test_an_answer_that_has_begun_is_cut_only_where_the_file_says_so(tmp_path: Path) -> None:
+    """In the direct data plane, with an event that says why."""
+    for eviction in ("before-first-byte", "always"):
+        settings = ONE_AT_A_TIME.replace("enabled: true", f"enabled: true, trust_headers: true, eviction: {eviction}")
+        flags = ("--engines", "1")
+        with (
+            pool("direct", tmp_path / eviction, flags, settings + OBJECTIVES) as running,
+            ThreadPoolExecutor(1) as client,
+        ):
+            wish = {"x-llm-d-inference-objective": "low"}
+            asked = body("hello", 300, stream=True)
+            with running.http.stream("POST", f"{running.url}/v1/chat/completions", json=asked, headers=wish) as low:
+                heard = low.iter_raw()
+                begun = next(heard)
+                high = client.submit(ask, running, "high")
+                rest = begun
+                with suppress(httpx.RemoteProtocolError):
+                    for piece in heard:
+                        rest += piece
+            assert high.result(60) == (200, "")
+            if eviction == "always":
+                assert b"evicted" in rest
+                assert b"[DONE]" not in rest
+            else:
+                assert b"[DONE]" in rest
+            assert running.sample("shoal_evictions_total", result="requeued") == 0
+            running.idle()

@@ -16,6 +16,8 @@ STATUSES = {
     RefusalReason.BODY_TOO_LARGE: 413,
     RefusalReason.SATURATED: 429,
     RefusalReason.TTL_EXPIRED: 429,
+    RefusalReason.EVICTED: 429,
+    RefusalReason.NOT_ADMITTED: 429,
     RefusalReason.OVER_BUDGET: 429,
     RefusalReason.CLIENT_GONE: 503,
     RefusalReason.INTERNAL: 500,
@@ -33,7 +35,7 @@ def test_every_reason_has_a_status_and_an_error_body(reason: RefusalReason, api:
     assert told.status == STATUSES[reason]
     assert headers["content-type"] == "application/json"
     assert headers.get("x-llm-d-request-dropped-reason") == (
-        reason.value if reason.value.startswith("rejected-") else None
+        reason.value if reason.value.startswith(("rejected-", "evicted-")) else None
     )
     assert body["error"]["message"] == 'do "this"'
     if api is Api.MESSAGES:

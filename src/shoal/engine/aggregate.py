@@ -104,6 +104,11 @@ class AggregateEngine:
         """Return the end of the phase in progress; None when idle."""
         return self._end_s if self._steps else None
 
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a request has its first token, or is not here."""
+        member = self._members.get(request_id)
+        return member is None or member.first_token_at is not None
+
     def handle(self, event: Event, now: float) -> list[Command]:
         """Apply `event` at `now` and return what the host must do.  Raises ClockWentBack; other events do nothing."""
         if now < self._last_now:

@@ -171,6 +171,11 @@ class Engine:
         waiting = {sequence.adapter for sequence in self._batcher.waiting() if sequence.adapter}
         return tuple(sorted(running)), tuple(sorted(waiting))
 
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a request has its first token, or is not here."""
+        sequence = self._sequences.get(request_id)
+        return sequence is None or sequence.first_token_at is not None
+
     def _submit(self, event: Submitted, now: float) -> list[Command]:
         capacity = self.num_blocks * self.block_size
         total = event.prompt_tokens + max(event.output_tokens - 1, 0)

@@ -15,6 +15,7 @@ from shoal.flow.lines import Ascending
 from shoal.flow.tickets import Ticket
 
 MAX_LANES = 1000
+MAX_TENANTS_SHOWN = 50
 
 
 class QueuePolicy(NamedTuple):
@@ -234,6 +235,16 @@ class Queue:
         """How many requests and bytes of a priority may wait, 0 for no limit."""
         policy = self._policy.of(priority)
         return policy.max_requests, policy.max_bytes
+
+    def tenants(self, priority: int) -> dict[str, int]:
+        """How many requests of each tenant wait in a band, of those with most."""
+        waiting: dict[str, int] = {}
+        for band in self.bands():
+            if band.priority == priority:
+                for line in band.lines():
+                    waiting[line.tenant_id] = waiting.get(line.tenant_id, 0) + line.size
+        most = sorted(waiting.items(), key=lambda item: (-item[1], item[0]))
+        return dict(most[:MAX_TENANTS_SHOWN])
 
     def bands(self) -> list[Band]:
         """Every band of every lane."""

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from shoal.hosts.journal import JournalWriter
 from shoal.measures import Fold
 from shoal.routing import Account, Arrived, Command, Ended, Event, Forward, Refuse, Router, Ticked
-from shoal.routing.commands import Fetch
-from shoal.routing.events import PeerLeft
+from shoal.routing.commands import Evict, Fetch
+from shoal.routing.events import Kept, PeerLeft
 
 log = logging.getLogger("shoal.driver")
 
@@ -32,7 +32,8 @@ class Driver:
     """One router on the running event loop.
 
     clock: seconds that never go back (`time.monotonic`).  on_account: called for every closed request.  after: called
-    after each step while somebody wants to know.
+    after each step while somebody wants to know.  on_evict: called from the loop for each request that the router wants
+    back from its engine.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[str, Callable[[OfRequest], None]] = {}
         self.after: Callable[[], None] | None = None
+        self.on_evict: Callable[[Evict], None] = self._keep
 
     def feed(self, event: Event) -> list[Command]:
         """Give the router one event now and return its commands."""
@@ -61,7 +63,7 @@ class Driver:
         except Exception:
             # The books are written: what goes wrong in noting it down must not cost the request its answer.
             log.exception("a step could not be noted")
-        if self._waiting:
+        if self._waiting or len(commands) > 1:  # more than an answer: another request may have to give way
             self._hand_out(commands, now)
         elif self._timer is None or type(event) is PeerLeft:  # whose deadline is sooner than that of records
             self._arm(now)
@@ -98,6 +100,8 @@ class Driver:
             if isinstance(command, _OF_REQUEST) and command.request_id in self._waiting:
                 # Not from here: who fed the event is in the middle of something.
                 asyncio.get_running_loop().call_soon(self._hand_over, command)
+            elif type(command) is Evict:
+                asyncio.get_running_loop().call_soon(self.on_evict, command)
         self._arm(now)
 
     def _hand_over(self, command: OfRequest) -> None:
@@ -107,6 +111,10 @@ class Driver:
         if type(command) is not Fetch:
             del self._waiting[command.request_id]
         take(command)
+
+    def _keep(self, command: Evict) -> None:
+        """Whoever cannot take a request back lets it run."""
+        self.feed(Kept(command.request_id))
 
     # ------------------------------------------------------------------ noting down
 

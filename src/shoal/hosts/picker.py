@@ -16,7 +16,7 @@ from shoal.pool import Api, Refusal, RefusalReason, Request
 from shoal.prefix import BlockHasher
 from shoal.routing import Arrived, Ended, Forward, Refuse
 from shoal.routing.claims import Claims
-from shoal.routing.commands import Cut, Fetch
+from shoal.routing.commands import Cut, Evict, Fetch
 from shoal.routing.config import RouterConfig
 from shoal.wire import Limits, answer, api_of, decode, refusal_of, render_model, render_models, rewrite
 
@@ -235,7 +235,7 @@ class Picker:
         message = f"The request body is over the limit of {self.limits.max_body_bytes} bytes."
         return self.refused(path, headers, RefusalReason.BODY_TOO_LARGE, message)
 
-    def cut(self, command: Cut, headers: Mapping[str, str]) -> Answered:
+    def cut(self, command: Cut | Evict, headers: Mapping[str, str]) -> Answered:
         """Return what a client gets in the place of an answer that the router has cut before it began."""
         return self._answered(command.refusal, command.api, headers, command.request_id)
 

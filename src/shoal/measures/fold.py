@@ -9,7 +9,8 @@ from shoal.measures.families import MAX_GATHERED, MAX_LABEL_SETS, OTHER, Counter
 from shoal.measures.latency import LatencyMetrics
 from shoal.pool import EndpointState, Outcome, RefusalReason
 from shoal.routing import Account, Arrived, Command, Event, Forward, PoolStatus, Refuse
-from shoal.routing.commands import Hold, Waited
+from shoal.routing.commands import Evict, Hold, Waited
+from shoal.routing.events import Evicted, Kept
 from shoal.routing.status import FlowStatus
 
 SECONDS = (
@@ -129,6 +130,7 @@ class Fold:
         self.waits = Counter(
             "llm_d_epp_flow_control_requests", "How waits ended.", ("outcome", "priority", "inference_pool")
         )
+        self.evictions = Counter("shoal_evictions", "Running requests asked to give way.", ("result",))
         self.tenant_tokens = Counter("shoal_tenant_tokens", "Tokens by who used them.", ("fairness_id", "kind"))
         pool, band = ("inference_pool",), ("priority", "inference_pool")
         queue = ("fairness_id", "priority", "inference_pool")
@@ -192,13 +194,18 @@ class Fold:
             self._unsettled += 1
             if self._unsettled >= MAX_GATHERED:
                 self._settle()
+        elif type(event) is Evicted or type(event) is Kept:
+            self.evictions.add(("requeued" if type(event) is Evicted else "kept",))
         for command in commands:
             if type(command) is Account:
                 self._account(command)
             elif type(command) is Refuse:
                 self._refused(command, key)
-            elif type(command) is Forward and command.waited is not None:
-                self._waited(command.waited, "Dispatched")
+            elif type(command) is Forward:
+                if command.waited is not None:
+                    self._waited(command.waited, "Dispatched")
+            elif type(command) is Evict:
+                self.evictions.add(("asked",))
 
     def _refused(self, command: Refuse, key: tuple[str, ...]) -> None:
         reason, waited = command.refusal.reason, command.waited

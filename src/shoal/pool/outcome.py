@@ -18,6 +18,8 @@ class RefusalReason(StrEnum):
     OVER_BUDGET = "rejected-over-budget"
     CLIENT_GONE = "rejected-context-cancelled"
     SHUTTING_DOWN = "rejected-shutting-down"
+    EVICTED = "evicted-priority"
+    NOT_ADMITTED = "rejected-not-admitted"
     PRECONDITION_FAILED = "precondition-failed"
     ABORTED = "aborted"
     INTERNAL = "internal"

@@ -17,19 +17,21 @@ from shoal.pool import Outcome, Refusal, RefusalReason, Request
 from shoal.routing.books import Books, Flight, expected_output_tokens
 from shoal.routing.candidates import Candidates, Rows
 from shoal.routing.charges import Charges
-from shoal.routing.commands import Command, Forward, Hold, Refuse, Waited
+from shoal.routing.commands import Command, Evict, Forward, Hold, Refuse, Waited
 from shoal.routing.config import RouterConfig
 from shoal.routing.events import (
     Arrived,
     Ended,
     EndpointLeft,
     Event,
+    Kept,
     LoadSeen,
     PeerJoined,
     PeerLeft,
     Recorded,
     Ticked,
 )
+from shoal.routing.evictions import PATIENCE_S, Evictions, Mode
 from shoal.routing.fetches import PromptKeys
 from shoal.routing.fleet import Fleet
 from shoal.routing.flowplan import FlowPlan
@@ -102,6 +104,7 @@ class Admission:
         self._models = models
         self._peers = peers
         self._charges = Charges()
+        self._evictions = Evictions()
         self._sessions: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
         self._plan: FlowPlan | None = None
         self._room: Room | None = None
@@ -122,6 +125,8 @@ class Admission:
         """Take a new configuration; who waits goes on waiting, under its new priority."""
         self._tenancy = Tenancy(config.pool, config.objectives)
         plan = self._plan = config.flow
+        if plan is None or plan.eviction is Mode.NEVER:
+            self._evictions.clear()
         if plan is None:
             return
         self._known = self._tenancy.priorities | set(plan.priorities)
@@ -173,7 +178,8 @@ class Admission:
             return [self._turned_away(pending, self._full(full, ticket, has_endpoints=len(rows) > 0, now=now), now)]
         pending.ahead = sum([band.size for band in lane.bands if band.priority >= ticket.priority])
         # Where others wait already, one more of the same or a lower priority cannot go before them.
-        self._has_news = max([band.priority for band in lane.bands if band.size], default=-math.inf) < ticket.priority
+        highest = max([band.priority for band in lane.bands if band.size], default=-math.inf)
+        self._has_news = highest < ticket.priority or self._evictions.has_any
         queue.offer(ticket, now)
         return [Hold(request.id, ticket.priority, pending.ahead)]
 
@@ -189,6 +195,8 @@ class Admission:
         flight = self._sender.flight(request.id)
         if flight is not None:
             self._charges.sent(flight, ticket, self._queue, now)
+            if pending.priority < 0 and self._plan is not None and self._plan.eviction is not Mode.NEVER:
+                self._evictions.sent(request.id, pending.priority, flight.decision.chosen[0], pending)
         if request.session_id:
             key = (request.tenant_id, request.session_id)
             self._sessions[key] = (now, request.prompt_tokens)
@@ -271,7 +279,9 @@ class Admission:
         return commands + self._pump(now)
 
     def _learn(self, event: Event, now: float) -> None:
-        if isinstance(event, LoadSeen) and self._room is not None:
+        if isinstance(event, Kept):
+            self._evictions.kept(event.request_id)
+        elif isinstance(event, LoadSeen) and self._room is not None:
             self._room.read(event.endpoint_id, event.signals, now)
         elif isinstance(event, EndpointLeft) and self._room is not None:
             self._room.left(event.endpoint_id)
@@ -292,6 +302,8 @@ class Admission:
             self._pump_lane(lane, commands, now)
         if len(commands) >= MAX_PER_STEP:
             self._opens_at = now
+        elif self._plan is not None and self._plan.eviction is not Mode.NEVER and self._evictions.has_any:
+            commands += self._evict(now)
         return commands
 
     def _pump_lane(self, lane: Lane, commands: list[Command], now: float) -> None:
@@ -327,6 +339,56 @@ class Admission:
             if command is None:
                 return
             commands.append(command)
+
+    def _evict(self, now: float) -> list[Command]:
+        """Ask running requests back whose place somebody of a higher priority waits for."""
+        queue, room, plan = self._queue, self._room, self._plan
+        assert queue is not None
+        assert room is not None
+        assert plan is not None
+        commands: list[Command] = []
+        for lane in queue.waiting_lanes():
+            band = next(band for band in lane.bands if band.size)
+            head = band.head(now)
+            assert head is not None
+            rows = self._rows(head, now)
+            ceilings, _ = room.ceilings(self._bands(band.priority), room.levels(now))
+            if not len(rows) or room.opens_at(rows, ceilings[band.priority], now) < now + PATIENCE_S:
+                continue
+            places = frozenset(self._fleet.rows[row].endpoint.id for row in rows)
+            for name in self._evictions.victims(band.priority, places, band.size, self._is_running):
+                flight = self._sender.flight(name)
+                assert flight is not None
+                commands.append(Evict(name, _EVICTED, flight.request.api, plan.eviction is Mode.ALWAYS))
+        return commands
+
+    def _is_running(self, request_id: str) -> bool:
+        flight = self._sender.flight(request_id)
+        return flight is not None and flight.ended_at is None
+
+    def evicted(self, flight: Flight, now: float) -> list[Command]:
+        """Have a request wait again that was taken back from its engine, with its arrival and a whole time to wait."""
+        request = flight.request
+        resolved = Resolved(flight.target_model, flight.target_model != request.model)
+        pending: Pending = self._evictions.taken_back(request.id) or Pending(
+            request, flight.blocks, resolved, flight.arrived_at, priority=flight.priority
+        )
+        pending.waited = None
+        rows = self._candidates.rows(pending.resolved.target, request, now)
+        plan, queue = self._plan, self._queue
+        if queue is not None:
+            self._charges.taken_back(flight, queue, now)
+        if plan is None or queue is None:
+            return [self._straight(pending, rows, now)]
+        standing = self._tenancy.of(request)
+        pending.priority = standing.priority
+        ticket = self._ticket(pending, standing, rows, plan)
+        ticket.ttl_s += now - pending.arrived_at
+        lane = queue.lane(ticket.lane)
+        queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
+        pending.ahead = sum([band.size for band in lane.bands if band.priority >= ticket.priority])
+        queue.offer(ticket, now)
+        return [Hold(request.id, ticket.priority, pending.ahead)]
 
     def _rows(self, ticket: Ticket, now: float) -> Rows:
         pending: Pending = ticket.item
@@ -405,6 +467,7 @@ class Admission:
 
     def closed(self, flight: Flight, now: float) -> None:
         """Settle a request that was sent."""
+        self._evictions.over(flight.request.id)
         self._charges.closed(flight, self._queue, now)
 
     def deadline(self) -> float | None:
@@ -419,6 +482,7 @@ class Admission:
 
     def _turned_away(self, pending: Pending, refusal: Refusal, now: float) -> Refuse:
         self._charges.dropped(pending.request.id, now)
+        self._evictions.over(pending.request.id)
         return self._sender.refuse(pending.request, refusal, pending.priority, self._waited(pending, now))
 
     def _waited(self, pending: Pending, now: float) -> Waited:
@@ -477,7 +541,7 @@ class Admission:
                 size_bytes=held.size_bytes,
                 max_requests=queue.limits(priority)[0],
                 max_bytes=queue.limits(priority)[1],
-                tenants=tenants_of(queue, priority),
+                tenants=queue.tenants(priority),
             )
             for priority, held in sorted(queue.occupancy().items(), reverse=True)
         ]
@@ -490,24 +554,17 @@ class Admission:
             bands=bands,
             saturation=mean_of(levels),
             drain_per_s=queue.drain_per_s(now),
-            open_charges=len(self._charges),
+            open_charges=len(self._charges) + len(self._evictions),
         )
 
 
 _ANY = Request(id="")
+_EVICTED = Refusal(
+    reason=RefusalReason.EVICTED,
+    message="A request of a higher priority needed the place of this one; try again later.",
+    retry_after_s=1.0,
+)
 _OF_REQUEST = (Arrived, Ended, Recorded)
-MAX_TENANTS_SHOWN = 50
-
-
-def tenants_of(queue: Queue, priority: int) -> dict[str, int]:
-    """How many requests of each tenant wait in a band, of those with most."""
-    waiting: dict[str, int] = {}
-    for band in queue.bands():
-        if band.priority == priority:
-            for line in band.lines():
-                waiting[line.tenant_id] = waiting.get(line.tenant_id, 0) + line.size
-    most = sorted(waiting.items(), key=lambda item: (-item[1], item[0]))
-    return dict(most[:MAX_TENANTS_SHOWN])
 
 
 def _may_go(ceilings: Mapping[int, float], highest: float, least: float) -> Callable[[int, bool], bool]:

@@ -55,6 +55,13 @@ class Charges:
             charge.ticket, charge.tokens = ticket, tokens
         queue.spent(ticket, tokens, now)
 
+    def taken_back(self, flight: Flight, queue: Queue, now: float) -> None:
+        """Give back what a request was charged that waits again; its budget stays reserved."""
+        charge = self._by_id.get(flight.request.id)
+        if charge is not None and charge.ticket is not None:
+            queue.correct(charge.ticket, -charge.tokens, now)
+            charge.ticket = None
+
     def dropped(self, request_id: str, now: float) -> None:
         """Refund a request that was not served."""
         charge = self._by_id.pop(request_id, None)

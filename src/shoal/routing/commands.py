@@ -4,6 +4,7 @@ import msgspec
 
 from shoal.pool import Api, Outcome, Refusal
 from shoal.pool.outcome import Forecast
+from shoal.routing.evictions import Evict as Evict
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -104,4 +105,4 @@ class Account(msgspec.Struct, frozen=True, tag="account"):
     forecast: Forecast | None = None
 
 
-Command = Fetch | Hold | Forward | Refuse | Cut | Account
+Command = Fetch | Hold | Forward | Refuse | Cut | Evict | Account

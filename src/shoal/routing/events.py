@@ -6,7 +6,12 @@ Every event is a frozen struct with a tag, so a journal is a list of them.
 import msgspec
 
 from shoal.pool import Endpoint, EndpointState, Outcome, Request, ServedModel, Signals
-from shoal.pool.kvevents import KvState, Tier
+from shoal.routing.cacheevents import BlocksCleared as BlocksCleared
+from shoal.routing.cacheevents import BlocksRemoved as BlocksRemoved
+from shoal.routing.cacheevents import BlocksStored as BlocksStored
+from shoal.routing.cacheevents import KvStreamChanged as KvStreamChanged
+from shoal.routing.evictions import Evicted as Evicted
+from shoal.routing.evictions import Kept as Kept
 from shoal.routing.peerevents import EndpointKnown as EndpointKnown
 from shoal.routing.peerevents import PeerEvent as PeerEvent
 from shoal.routing.peerevents import PeerJoined as PeerJoined
@@ -106,39 +111,6 @@ class FetchFailed(msgspec.Struct, frozen=True, tag="fetch-failed"):
     reason: str = ""
 
 
-class BlocksStored(msgspec.Struct, frozen=True, tag="stored"):
-    """An engine holds these blocks now.  keys: exact keys, 8 bytes little-endian each; never token ids."""
-
-    endpoint_id: str
-    keys: bytes
-    tier: Tier = Tier.GPU
-    block_size_tokens: int = 16
-    rank: int = 0
-
-
-class BlocksRemoved(msgspec.Struct, frozen=True, tag="removed"):
-    """An engine holds these blocks no longer on that tier."""
-
-    endpoint_id: str
-    keys: bytes
-    tier: Tier = Tier.GPU
-    rank: int = 0
-
-
-class BlocksCleared(msgspec.Struct, frozen=True, tag="cleared"):
-    """All that a publisher held is gone: it restarted, was reset, or has other weights.  rank: None for all ranks."""
-
-    endpoint_id: str
-    rank: int | None = None
-
-
-class KvStreamChanged(msgspec.Struct, frozen=True, tag="kv-stream"):
-    """How far an endpoint's KV events can be trusted from now on."""
-
-    endpoint_id: str
-    state: KvState
-
-
 class Configured(msgspec.Struct, frozen=True, tag="configured"):
     """A new, already validated configuration document."""
 
@@ -153,6 +125,8 @@ Event = (
     Arrived
     | Ended
     | Recorded
+    | Evicted
+    | Kept
     | SessionAborted
     | EndpointJoined
     | EndpointChanged

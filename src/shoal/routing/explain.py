@@ -80,6 +80,9 @@ class Explanations:
     def keep(self, flight: Flight) -> None:
         """Remember a decision; what is learned of its flight later is seen too."""
         request = flight.request
+        before = self._by_id.pop(request.id, None)
+        if before is not None:
+            self._figures -= _size(before.decision)
         self._by_id[request.id] = flight
         if request.client_id:
             self._by_client_id[request.client_id] = request.id

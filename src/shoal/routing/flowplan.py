@@ -12,6 +12,7 @@ from shoal.flow.ceilings import PriorityHoldback, StaticUsageLimit
 from shoal.flow.fairness import GlobalStrictFairness, TokenFairness
 from shoal.flow.ordering import FcfsOrdering, TurnAwareOrdering
 from shoal.routing.documents import Reader
+from shoal.routing.evictions import Mode
 from shoal.routing.pickerfile import BandSpec, FlowControl, PickerDocument, PluginRef
 from shoal.routing.policies import Plugins
 from shoal.routing.settings import Flow
@@ -22,13 +23,14 @@ HELD_BACK_RATIO = 0.25
 
 class FlowPlan(NamedTuple):
     """ttl_s: how long a request waits while its model has endpoints, infinite without a limit.  priorities: of the
-    configured bands."""
+    configured bands.  eviction: of requests that run."""
 
     queue: QueuePolicy
     detector: Detector
     usage_limit: UsageLimit
     ttl_s: float
     priorities: tuple[int, ...]
+    eviction: Mode = Mode.NEVER
 
 
 def build_plan(picker: PickerDocument, flow: Flow, plugins: Plugins, reader: Reader) -> FlowPlan | None:
@@ -94,7 +96,13 @@ class _Builder:
             self._usage_limit(),
             given.default_request_ttl or math.inf,
             tuple(sorted(queue.bands, reverse=True)),
+            self._eviction(),
         )
+
+    def _eviction(self) -> Mode:
+        if self._flow.eviction is not None:
+            return Mode(self._flow.eviction)
+        return Mode.BEFORE_FIRST_BYTE if self._given.enable_eviction else Mode.NEVER
 
     def _band(self, spec: BandSpec, path: str) -> BandPolicy:
         fairness = self._named(

@@ -76,6 +76,13 @@ class Lessons:
             if blamed is not None:
                 self._candidates.failed(blamed, policy, now)
 
+    def taken_back(self, flight: Flight) -> None:
+        """A request was taken back before its answer began: its prompt may lie nowhere."""
+        member, expected = self._fleet.get(flight.decision.chosen[0]), flight.expectation
+        if member is not None and expected is not None:
+            self._index.forget(member.slot, read_blocks(flight.blocks), expected.blocks)
+            self._outbox.forgot(member, flight.blocks, expected.blocks)
+
     def _credit(
         self, flight: Flight, first: Member | None, served: Member | None, outcome: Outcome, now: float
     ) -> bool:

@@ -86,9 +86,7 @@ class FlowControl(msgspec.Struct, frozen=True, kw_only=True):
     priority_bands: tuple[BandSpec, ...] = msgspec.field(default=(), name="priorityBands")
     usage_limit_policy_plugin_ref: str = msgspec.field(default="", name="usageLimitPolicyPluginRef")
     saturation_detector: PluginRef | None = msgspec.field(default=None, name="saturationDetector")
-    enable_eviction: Annotated[
-        bool, Ignored("requests that run are not evicted: see docs/config.md#not-yet", alike=(False,))
-    ] = msgspec.field(default=False, name="enableEviction")
+    enable_eviction: bool = msgspec.field(default=False, name="enableEviction")
 
 
 class RequestHandler(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from shoal.routing.events import (
     Configured,
     Ended,
     Event,
+    Evicted,
     Fetched,
     FetchFailed,
     PeerJoined,
@@ -126,6 +127,8 @@ class Router:
                 return self._fetched(event.request_id, event, now)
             case FetchFailed():
                 return self._fetched(event.request_id, None, now)
+            case Evicted():
+                return self._evicted(event.request_id, now)
             case SessionAborted():
                 return self._abort(event.session_id, event.tenant_id, now)
             case Configured():
@@ -369,6 +372,18 @@ class Router:
         if outcome is not None and flight.outcome is None:
             return self._recorded(request_id, outcome, now)
         return self._expire(now) if flight.outcome is None else self._close(flight)
+
+    def _evicted(self, request_id: str, now: float) -> list[Command]:
+        """Take a request off the books that its host has back, and have it wait anew."""
+        flight = self._flights.get(request_id)
+        if flight is None or flight.ended_at is not None or self._admission is None:
+            return []
+        del self._flights[request_id]
+        self._exact.failed(request_id)
+        self._forecasts.ended(flight)
+        self._books.release(flight, now)
+        self._lessons.taken_back(flight)
+        return self._admission.evicted(flight, now)
 
     def _release(self, flight: Flight, now: float) -> None:
         flight.ended_at = now

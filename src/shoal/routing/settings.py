@@ -107,6 +107,11 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         "ageing: a lower band that waits gets its minimum share; strict: it waits while a higher one has requests",
     ] = "ageing"
     minimum_share_ratio: Annotated[float, "of the tokens for each lower band that waits, 0 to 0.9"] = 0.1
+    eviction: Annotated[
+        Literal["never", "before-first-byte", "always"] | None,
+        "whether requests of a negative priority that run give way to a higher one: queued again while nothing of the "
+        "answer was sent, or cut in the middle of it as well; llm-d's enableEviction is before-first-byte",
+    ] = None
     trust_headers: Annotated[
         bool,
         "whether the objective and the tenant that a client names in its headers decide its priority; without it an "

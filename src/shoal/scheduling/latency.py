@@ -31,8 +31,9 @@ class Headrooms(NamedTuple):
 def headrooms(request: Request, view: FleetView, slo_buffer_factor: float) -> Headrooms | None:
     """Return the headrooms of the candidates, None when nothing is predicted of any.
 
-    Who asked for nothing has an SLO of 0, so that the least deficit is the lowest prediction.  A request that does not
-    stream has no time per token that anybody sees.
+    Who asked for nothing has an SLO of 0, so that the least deficit is the lowest prediction; of who asked for one of
+    the two the other cannot be missed (headroom 0), unless a request that runs there asked for it.  A request that does
+    not stream has no time per token that anybody sees.
     """
     if not view.has("predicted_ttft_s"):
         return None
@@ -40,14 +41,15 @@ def headrooms(request: Request, view: FleetView, slo_buffer_factor: float) -> He
     is_known: Mask = ~(np.isnan(ttft_s) | np.isnan(tpot_s))
     if not is_known.any():
         return None
-    asked_ttft = slo_s(request, SLO_TTFT_HEADER) or 0.0
-    asked_tpot = slo_s(request, SLO_TPOT_HEADER) or 0.0
-    ttft = asked_ttft - ttft_s
+    asked_ttft, asked_tpot = slo_s(request, SLO_TTFT_HEADER), slo_s(request, SLO_TPOT_HEADER)
+    if asked_ttft is None and asked_tpot is None:
+        asked_ttft = asked_tpot = 0.0
+    ttft: Scores = np.zeros(len(view)) if asked_ttft is None else asked_ttft - ttft_s
     if not request.is_streaming:
-        tpot = np.zeros(len(view))
-    else:
-        strictest = view.column("strictest_tpot_slo_s") if view.has("strictest_tpot_slo_s") else np.inf
-        tpot = np.minimum(asked_tpot, strictest) * slo_buffer_factor - tpot_s
+        return Headrooms(ttft, np.zeros(len(view)), is_known)
+    strictest = view.column("strictest_tpot_slo_s") if view.has("strictest_tpot_slo_s") else np.inf
+    wanted = np.broadcast_to(np.minimum(np.inf if asked_tpot is None else asked_tpot, strictest), (len(view),))
+    tpot: Scores = np.where(np.isinf(wanted), 0.0, wanted * slo_buffer_factor - tpot_s)
     return Headrooms(ttft, tpot, is_known)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.kernel import ConfigError
 from shoal.scheduling import (
+    admitters,
     affinity,
     baselines_costs,
     baselines_rings,
@@ -63,7 +64,7 @@ BUILT_IN: dict[str, tuple[type[Any], ...]] = {
         affinity.SessionAffinityFilter,
         latency.SloHeadroomTierFilter,
     ),
-    "Admitters": (latency.LatencySloAdmitter,),
+    "Admitters": (latency.LatencySloAdmitter, admitters.ProbabilisticAdmitter),
     "Pickers": (
         pickers.MaxScorePicker,
         pickers.RandomPicker,
@@ -142,7 +143,6 @@ NOT_YET = (
     "prefill-header-handler",
     "prefix-based-pd-decider",
     "priority-then-time-eviction-order-policy",
-    "probabilistic-admitter",
     "request-attribute-reporter",
     "sglanghttp-parser",
     "sheddable-eviction-filter",

@@ -95,7 +95,7 @@ class Scheduler:
             for name, plugin, weight in policy.profile.scorers
         ]
         self._ids = PerFleet(lambda fleet: tuple(endpoint.id for endpoint in fleet))
-        for named in plugins:
+        for named in (*plugins, *policy.admitters):
             if isinstance(named.plugin, Drawing):
                 named.plugin.draw_from(chance.stream(f"plugin {named.name}"))
 
@@ -115,7 +115,7 @@ class Scheduler:
             return self._stand_in.schedule(request, view, now)
         for _, admitter, _ in self.policy.admitters:
             if why := admitter.objection(request, priority, view):
-                return Refusal(reason=RefusalReason.SATURATED, message=why, retry_after_s=1.0)
+                return Refusal(reason=RefusalReason.NOT_ADMITTED, message=why, retry_after_s=1.0)
         dropped: list[tuple[str, int]] = []
         for name, narrow, _ in profile.filters:
             mask = narrow.keep(request, view)

@@ -78,9 +78,9 @@ class Talk:
 
 
 class Flight:
-    """One request on its way.  tenant: as the router knows it."""
+    """One request on its way.  tenant: as the router knows it.  is_submitted: whether its engine has it."""
 
-    __slots__ = ("arrived_at", "attempts", "endpoints", "node", "router", "talk", "tenant", "turn")
+    __slots__ = ("arrived_at", "attempts", "endpoints", "is_submitted", "node", "router", "talk", "tenant", "turn")
 
     def __init__(self, talk: Talk, turn: Turn, tenant: str, router: int, now: float) -> None:
         self.talk = talk
@@ -89,6 +89,7 @@ class Flight:
         self.router = router
         self.arrived_at = now
         self.attempts = 0
+        self.is_submitted = False
         self.endpoints: deque[str] = deque()
         self.node: Node | None = None
 
@@ -294,8 +295,31 @@ class Cluster:
                 flight = self._flights.pop(command.request_id, None)
                 if flight is not None:
                     self._close(flight, None)
+            case commands.Evict():
+                self.loop.after(0.0, Rank.NEWS, self._evict, number, command)
             case commands.Fetch():
                 self.loop.after(self.config.tokenise_s, Rank.NEWS, self._fetched, number, command)
+
+    def _evict(self, number: int, command: commands.Evict) -> None:
+        """Do as the direct data plane does: take it back before its first byte, or cut it where that is allowed."""
+        request_id = command.request_id
+        flight = self._flights.get(request_id)
+        node = flight.node if flight is not None else None
+        if flight is None or node is None:
+            self._feed(number, events.Kept(request_id))
+        elif not flight.is_submitted or not node.has_begun(request_id):
+            flight.node = None
+            flight.endpoints.clear()
+            node.feed(Aborted(request_id=request_id))
+            self._feed(number, events.Evicted(request_id))
+        elif command.may_cut:
+            del self._flights[request_id]
+            node.feed(Aborted(request_id=request_id))
+            cut = Outcome(status=200, served_address=node.endpoint.address, attempts=flight.attempts, is_cut=True)
+            self._end(request_id, flight, cut)
+            self._close(flight, None)
+        else:
+            self._feed(number, events.Kept(request_id))
 
     def _fetched(self, number: int, fetch: commands.Fetch) -> None:
         flight = self._flights.get(fetch.request_id)
@@ -372,7 +396,7 @@ class Cluster:
             node = self._by_address[flight.endpoints.popleft()]
             flight.attempts += 1
             if node.is_up:
-                flight.node = node
+                flight.node, flight.is_submitted = node, False
                 delay_s = self.config.network_s + node.config.engine.profile.request_s
                 self.loop.after(delay_s, Rank.ENGINE, self._submit, request_id, node)
                 return
@@ -382,9 +406,10 @@ class Cluster:
 
     def _submit(self, request_id: str, node: Node) -> None:
         flight = self._flights.get(request_id)
-        if flight is None or flight.node is not node:
+        if flight is None or flight.node is not node or flight.is_submitted:
             return
         turn = flight.turn
+        flight.is_submitted = True
         node.feed(
             Submitted(
                 request_id=request_id,

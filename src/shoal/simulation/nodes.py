@@ -89,6 +89,10 @@ class Node:
             prefix_hit_tokens=float(engine.counters.cached),
         )
 
+    def has_begun(self, request_id: str) -> bool:
+        """Whether the client of a request has got anything of its answer."""
+        return self._engine.has_begun(request_id)
+
     @property
     def block_size(self) -> int:
         """Tokens of a block."""

@@ -46,6 +46,8 @@ _SHAPES = {
     RefusalReason.SATURATED: _Shape(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded"),
     RefusalReason.TTL_EXPIRED: _Shape(429, "rate_limit_error", "rate_limit_error", "queue_timeout"),
     RefusalReason.OVER_BUDGET: _Shape(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded"),
+    RefusalReason.EVICTED: _Shape(429, "rate_limit_error", "rate_limit_error", "evicted"),
+    RefusalReason.NOT_ADMITTED: _Shape(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded"),
     RefusalReason.CLIENT_GONE: _Shape(503, "service_unavailable_error", "overloaded_error", "client_gone"),
     RefusalReason.INTERNAL: _Shape(500, "server_error", "api_error", "internal_error"),
     RefusalReason.NO_ENDPOINTS: _Shape(503, "service_unavailable_error", "overloaded_error", "no_endpoints"),
@@ -57,7 +59,7 @@ def answer(refusal: Refusal, api: Api, request_id: str) -> LocalAnswer:
     """Return what the client gets for `refusal`, in the error format of `api`."""
     shape = _SHAPES[refusal.reason]
     headers = [("content-type", "application/json")]
-    if refusal.reason.value.startswith("rejected-"):
+    if refusal.reason.value.startswith(("rejected-", "evicted-")):
         headers.append((DROPPED_REASON_HEADER, refusal.reason.value))
     wait_s = refusal.retry_after_s
     if wait_s is None and shape.status == 429:

@@ -19,7 +19,8 @@ from shoal.hosts.direct.settings import CONTROL_PREFIXES, DirectSettings
 from shoal.hosts.direct.turns import Turn
 from shoal.hosts.direct.wheel import Wheel
 from shoal.hosts.picker import Picker
-from shoal.routing.commands import Cut
+from shoal.routing.commands import Cut, Evict
+from shoal.routing.events import Kept
 
 BACKLOG = 4096
 LINGER_S = 2.0
@@ -57,6 +58,7 @@ class Plane:
         self._id_prefix = _id_prefix()
         self._ids = 0
         self.configure(settings)
+        picker.driver.on_evict = self.evict
 
     def configure(self, settings: DirectSettings) -> None:
         """Take new settings; requests under way keep what they have begun."""
@@ -133,6 +135,15 @@ class Plane:
                 relay.abort(command)
                 count += 1
         return count
+
+    def evict(self, command: Evict) -> None:
+        """Take a request back from its engine, end it, or say that it goes on."""
+        for client in self._clients:
+            relay = client.relay
+            if relay is not None and relay.request_id == command.request_id:
+                relay.evict(command)
+                return
+        self.picker.driver.feed(Kept(command.request_id))
 
     # ------------------------------------------------------------------ the end
 

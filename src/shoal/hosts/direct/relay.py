@@ -19,10 +19,11 @@ from shoal.hosts.direct.tails import NO_USAGE, keeps_first, keeps_tail, usage_in
 from shoal.hosts.direct.tunnels import Tunnel
 from shoal.hosts.logs import Log
 from shoal.hosts.picker import Answered, Placed
-from shoal.hosts.waiting import Waiting
+from shoal.hosts.waiting import Asked, Waiting
 from shoal.pool import Outcome
 from shoal.routing import Ended
-from shoal.routing.commands import Cut
+from shoal.routing.commands import Cut, Evict
+from shoal.routing.events import Evicted, Kept
 
 if TYPE_CHECKING:
     from shoal.hosts.direct.clients import ClientConnection
@@ -138,7 +139,7 @@ class Relay:
         self._plane.active += 1
         self._placed = placed
         body = placed.body
-        self._is_changed = body is not self._body
+        self._is_changed |= body is not self._body
         self._body = body
         self._try()
 
@@ -451,6 +452,30 @@ class Relay:
             answered = self._plane.picker.cut(command, self._head.headers)
             self._refuse(answered)
             self._record(answered.status)
+
+    def evict(self, command: Evict) -> None:
+        """Another request needs the place: stop this one at its engine and have it wait anew, if nothing was sent."""
+        plane, feed = self._plane, self._plane.picker.driver.feed
+        if self._waiting is not None or (self._has_begun and not command.may_cut):
+            feed(Kept(command.request_id))
+            return
+        if self._has_begun:
+            self.abort(Cut(command.request_id, command.refusal, command.api))
+            return
+        self._stop_dialling()
+        self._close_engine()
+        self._answer, self._pending, self._is_resent = None, b"", False
+        plane.active -= 1
+        if self._is_retry:
+            plane.retrying -= 1
+            self._is_retry = False
+        self._tries, self._flags = 0, ""
+        headers = self._head.headers
+        if self._is_changed:
+            # The body is plain by now, whatever its client sent.
+            headers = {name: value for name, value in headers.items() if name != "content-encoding"}
+        self._wait(Waiting(plane.picker, Asked(self._placed.request, headers, self._body)))
+        feed(Evicted(command.request_id))
 
     def _cut(self, flag: str, *, is_failure: bool = True, said: tuple[str, ...] = (replies.BROKEN,)) -> None:
         """End an answer in its middle, so that the client sees that it is not whole.  said: the last event's words."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.hosts.direct.pools import EngineConnection
-from shoal.routing.commands import Cut
+from shoal.routing.commands import Cut, Evict
+from shoal.routing.events import Kept
 
 if TYPE_CHECKING:
     from shoal.hosts.direct.clients import ClientConnection
@@ -103,6 +104,13 @@ class Tunnel:
     def abort(self, _: Cut) -> None:
         """The router ends it."""
         self._cut("OA")
+
+    def evict(self, command: Evict) -> None:
+        """Another request needs the place: what goes through a tunnel cannot be sent again."""
+        if command.may_cut:
+            self._cut("OA")
+        else:
+            self._plane.picker.driver.feed(Kept(command.request_id))
 
     def engine_lost(self, connection: EngineConnection, _: Exception | None) -> None:
         """The engine has ended it: what it said before still reaches the client."""

@@ -14,7 +14,7 @@ from shoal.hosts.picker import Answered, Picker, Placed
 from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
 from shoal.routing import Ended, Forward
-from shoal.routing.commands import Cut
+from shoal.routing.commands import Cut, Evict
 
 FULL_DUPLEX_STREAMED = 4
 BODY_MODE_NONE = 0
@@ -255,7 +255,7 @@ class Exchange:
 
     # ------------------------------------------------------------------ refusals and the end
 
-    def cut(self, command: Cut) -> list[bytes]:
+    def cut(self, command: Cut | Evict) -> list[bytes]:
         """Return the reply that ends a placed request: Envoy answers so, or breaks off an answer that has begun."""
         if self._forward is None:
             return []

@@ -23,7 +23,8 @@ from shoal.hosts.extproc.http2 import Connection, Opened, Received
 from shoal.hosts.extproc.requests import Message, joined, read_body
 from shoal.hosts.extproc.streams import HEALTH_SERVICES, LIVENESS, MESSAGE_OVERHEAD_BYTES
 from shoal.hosts.picker import Picker
-from shoal.routing.commands import Cut
+from shoal.routing.commands import Cut, Evict
+from shoal.routing.events import Kept
 
 log = logging.getLogger("shoal.extproc")
 
@@ -176,7 +177,7 @@ class ProcessCall(Call):
         """The router may answer in a later step."""
         self._exchange.send_late(send)
 
-    def cut(self, commands: Mapping[str, Cut]) -> list[bytes]:
+    def cut(self, commands: Mapping[str, Cut | Evict]) -> list[bytes]:
         """Return the reply that ends the request if it is among these."""
         command = commands.get(self._exchange.request_id)
         return self._exchange.cut(command) if command is not None else []
@@ -413,7 +414,7 @@ class Peer(asyncio.Protocol):
                 self._finish(stream_id, call)
         self._flush()
 
-    def cut(self, commands: Mapping[str, Cut]) -> int:
+    def cut(self, commands: Mapping[str, Cut | Evict]) -> int:
         """End these requests; returns how many of them were placed here."""
         count = 0
         for stream_id, call in list(self._calls.items()):
@@ -443,6 +444,7 @@ class LeanServer:
         self.picker = picker
         self._path = path
         self._is_serving = False
+        picker.driver.on_evict = self._evict
         self._is_stopping = False
         self._peers: dict[Peer, None] = {}
         self._is_empty = asyncio.Event()
@@ -470,9 +472,14 @@ class LeanServer:
         self._server = await self.loop.create_unix_server(lambda: Peer(self), self._path, backlog=4096)
         self._watch = asyncio.create_task(self._end_records())
 
-    def cut(self, commands: Mapping[str, Cut]) -> int:
+    def cut(self, commands: Mapping[str, Cut | Evict]) -> int:
         """End these requests; returns how many there were."""
         return sum(peer.cut(commands) for peer in list(self._peers))
+
+    def _evict(self, command: Evict) -> None:
+        """End a request for a higher one; Envoy cannot give one back, nor say whether its answer has begun."""
+        if not (command.may_cut and self.cut({command.request_id: command})):
+            self.picker.driver.feed(Kept(command.request_id))
 
     def set_serving(self, is_serving: bool) -> None:
         """What the health service says, except of liveness."""
