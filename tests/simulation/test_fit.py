@@ -87,15 +87,24 @@ def test_nothing_is_learned_from_an_engine_whose_cache_is_full() -> None:
     assert observed(outcome, Signals(kv_usage_ratio=0.95)).is_clean is False
 
 
-def observed(outcome: Outcome, signals: Signals | None = None) -> Served:
+def test_a_record_that_comes_with_the_end_teaches_as_one_that_comes_after_it() -> None:
+    outcome = Outcome(status=200, served_address=ADDRESS, ttft_s=1.5, prompt_tokens=9, completion_tokens=3)
+    seen = observed(outcome, comes_with_end=True)
+    assert (seen.is_clean, seen.ttft_s, seen.output_tokens) == (True, pytest.approx(0.5), 3)
+
+
+def observed(outcome: Outcome, signals: Signals | None = None, *, comes_with_end: bool = False) -> Served:
     """One request that arrived at 100 s, was sent a second later, and ended at 102 s."""
     steps = [
         Step(99.0, events.EndpointJoined(Endpoint(id="a", address=ADDRESS), EndpointState.READY), []),
         Step(99.5, events.LoadSeen("a", signals or Signals()), []),
         Step(100.0, Arrived(Request(id="r", prompt_tokens=80, is_streaming=True)), []),
         Step(101.0, events.Ticked(), [Forward("r", (ADDRESS,))]),
-        Step(102.0, Ended("r"), []),
-        Step(102.1, Recorded("r", outcome), []),
+        *(
+            [Step(102.0, Ended("r", outcome), [])]
+            if comes_with_end
+            else [Step(102.0, Ended("r"), []), Step(102.1, Recorded("r", outcome), [])]
+        ),
     ]
     (served,) = observe([written(steps)]).seen["a"].served
     return served

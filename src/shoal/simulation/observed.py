@@ -118,6 +118,8 @@ class Pool:
             self._open[event.request.id] = (Served(event.request.id, now, event.request.prompt_tokens), None)
         elif isinstance(event, Ended) and event.request_id in self._open:
             self._open[event.request_id][0].ended_s = now
+            if event.outcome is not None:
+                self._measure(*self._open[event.request_id], event.outcome)
         elif isinstance(event, Recorded) and event.request_id in self._open:
             self._measure(*self._open[event.request_id], event.outcome)
         else:
