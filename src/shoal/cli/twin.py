@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli import flags, twin_fit, twin_replay
+from shoal.cli import flags, twin_fit, twin_replay, twin_size
 from shoal.kernel import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ examples:
   shoal twin run examples/twin/agents.yaml --seed 1 --report agents.html --parquet agents/
   shoal twin run examples/twin/agents.yaml --load 16,32,64,128 --jobs 2 --report sweep.html
   shoal twin compare examples/twin/agents.yaml --policy default --policy examples/policies/round-robin.yaml
+  shoal twin size --slo ttft_p99=1.5s examples/twin/agents.yaml
   shoal twin replay /var/lib/shoal/journal --config new.yaml
 """
 DEFAULT = "default"
@@ -89,6 +90,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     twin_fit.add_parser(verbs)
     twin_replay.add_parser(verbs)
+    twin_size.add_parser(verbs)
     run_parser.set_defaults(run=_run, policy=[])
     compare.set_defaults(run=_run)
 

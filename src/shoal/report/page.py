@@ -151,7 +151,8 @@ def _group(group: Group) -> str:
     said = [
         f"{field} {getattr(group, field)}"
         for field in group.__struct_fields__
-        if field not in ("count", "profile", "labels") and getattr(group, field) != getattr(plain, field)
+        if field not in ("count", "profile", "labels", "cost_per_hour")
+        and getattr(group, field) != getattr(plain, field)
     ]
     return f"{group.count} × {find_profile(group.profile).name}" + (f" ({', '.join(said)})" if said else "")
 

@@ -21,7 +21,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Equal engines.  blocks: 0 for the profile's own.
 
     profile: model and accelerator, as `shoal engine --help` lists them, or the path of a file of one's own, in whose
-    place `with_profiles` puts what it holds.
+    place `with_profiles` puts what it holds.  cost_per_hour: of one engine, for
+    `shoal twin size`.
 
     host_gb, ssd_gb: KV tiers below the accelerator's memory, 0 for none; the SSD gets what the host drops.  *_gb_per_s:
     how fast KV comes back from them.  speculation: tokens that a decode step yields for each sequence on average, 1
@@ -33,6 +34,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     slow_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     labels: dict[str, str] = {}
+    cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     host_gb: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     host_gb_per_s: Annotated[float, msgspec.Meta(gt=0)] = 50.0
     ssd_gb: Annotated[float, msgspec.Meta(ge=0)] = 0.0
