@@ -67,7 +67,7 @@ class ExpectedWaitScorer:
         ] = 0.1,
         request_tokens: Annotated[float, "prefill tokens that one request in flight is worth, until learned"] = 75.0,
         default_seconds_per_token: Annotated[float, "prefill speed until any is learned"] = 1e-4,
-        speed_step: Annotated[float, "ratio below which two speeds count as equal; 1 takes them as learned"] = 1.25,
+        speed_step: Annotated[float, "ratio below which two speeds count as equal; 1 takes them as learned"] = 1.8,
         trial_share: Annotated[
             float, "share of the others' mean requests in flight that a trial endpoint takes"
         ] = 0.25,
