@@ -14,7 +14,7 @@ import uvloop
 from bench.bars.registry import Figure, bar
 from bench.ground import pool_of_engines
 from shoal.cli.demo import ROUND_ROBIN
-from shoal.hosts.load import LoadReport, run_load
+from shoal.hosts.load import LoadReport, Sample, run_load
 from shoal.workload import Plan, hot, multi_turn, zipf
 
 ENGINES = 4
@@ -34,16 +34,24 @@ SHAPES: dict[str, Callable[[np.random.Generator], Plan]] = {
 
 
 async def run_once(
-    plan: Plan, config: str, *, arrivals: Sequence[float] | None = None, flags: tuple[str, ...] = ()
+    plan: Plan,
+    config: str,
+    *,
+    arrivals: Sequence[float] | None = None,
+    flags: tuple[str, ...] = (),
+    samples: list[Sample] | None = None,
 ) -> LoadReport:
-    """Send a plan to a fresh pool; config: text of a configuration, "" for the default profile."""
+    """Send a plan to a fresh pool; config: text of a configuration, "" for the default profile.
+
+    samples: filled with each request as it ends.
+    """
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
         if config:
             path = Path(directory) / "config.yaml"
             path.write_text(config)
             flags = (*flags, "--config", str(path))
         async with pool_of_engines(ENGINES, flags) as pool:
-            report = await run_load(plan, pool.url, model=await pool.stage.model(), arrivals=arrivals)
+            report = await run_load(plan, pool.url, model=await pool.stage.model(), arrivals=arrivals, samples=samples)
             return await pool.stage.complete(report)
 
 
