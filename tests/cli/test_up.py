@@ -77,12 +77,21 @@ def test_the_help_lists_every_verb_without_importing_any(capsys: pytest.CaptureF
     assert out.splitlines()[-1] == "['shoal.cli']"
 
 
-@pytest.mark.parametrize("verb", ["up", "status", "explain", "endpoint", "picker"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *VERBS,
+        *(f"endpoint {part}" for part in ("add", "drain", "remove", "pause", "resume", "reset")),
+        *(f"keys {part}" for part in ("new", "secret", "check")),
+        *(f"twin {part}" for part in ("run", "compare", "size", "replay", "fit")),
+    ],
+)
 def test_each_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"])
+        main([*verb.split(), "--help"])
     assert ended.value.code == 0
-    assert "examples:" in capsys.readouterr().out
+    _, examples = capsys.readouterr().out.split("examples:\n")
+    assert f"  shoal {verb}" in examples
 
 
 def test_an_interrupt_is_a_clean_end(monkeypatch: pytest.MonkeyPatch) -> None:

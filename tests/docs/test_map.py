@@ -22,6 +22,11 @@ def test_every_link_of_the_pages_leads_to_a_file() -> None:
     assert missing == []
 
 
+def test_no_two_decisions_have_one_number() -> None:
+    numbers = [page.name[:4] for page in (ROOT / "docs/decisions").glob("*.md")]
+    assert sorted(numbers) == sorted(set(numbers))
+
+
 def test_the_reading_order_is_short_enough_to_read() -> None:
     order = re.findall(r"^\d\. \[([^\]]+)\]", (ROOT / "README.md").read_text(), re.M)
     assert len(order) == 4

@@ -23,10 +23,10 @@ VERBS = {
     "engine": "run one embedded engine (no GPU needed)",
     "picker": "run the picker alone, for somebody else's Envoy or gateway",
     "replay": "run a journal again and compare every decision",
-    "twin": "try a policy in virtual time before it is deployed",
+    "twin": "try policies, fleets and recorded days in virtual time",
     "keys": "make API keys and the hashes that the pool keeps",
     "demo": "see the main job work: round-robin against cache-aware routing",
-    "docs": "write the plugin reference from the plugins themselves",
+    "docs": "write the reference of plugins, or of settings, from the code",
 }
 
 _INTERRUPTED = 130

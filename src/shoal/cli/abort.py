@@ -13,9 +13,9 @@ _EXAMPLES = """examples:
   shoal abort --session agent-7                 all requests that carry this session id, running or waiting
   shoal abort --session agent-7 --tenant team-a only those of this tenant
 
-The session id is what clients send as x-session-id, x-claude-code-session-id, x-session-affinity or session-id.  A
-later request of the session is served like any other.  Exit status: 0 done, also when there was none; 1 when a picker
-did not answer.
+The session id is what clients send as x-session-id, x-claude-code-session-id, x-session-affinity, session-id or
+session_id.  A later request of the session is served like any other.  Exit status: 0 done, also when there was none; 1
+when a picker did not answer.
 """
 
 

@@ -40,6 +40,11 @@ _SYSTEM_CHARS = 16_384
 _THINK_S = 0.25
 _INTERRUPTED = 130
 
+_EXAMPLES = """examples:
+  shoal demo                          four engines, 32 chats of 8 turns
+  shoal demo --chats 8 --turns 4      a shorter one
+  shoal demo --json demo.json         the figures of both runs, for scripts
+"""
 _AFTER = """
 Keep a pool running:   shoal up --engines {engines}
 Ask it something:      curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
@@ -61,8 +66,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "demo",
         help="see the main job work: round-robin against cache-aware routing",
-        description="Run the same agent-like traffic against four embedded engines, first routed round-robin, then "
+        description="Run the same agent-like traffic against embedded engines, first routed round-robin, then\n"
         "cache-aware, and compare.  Needs no GPU and leaves nothing behind.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--engines", type=_at_least_one, default=4, metavar="N", help="embedded engines (4)")
     parser.add_argument("--chats", type=_at_least_one, default=32, metavar="N", help="chats, all at the same time (32)")

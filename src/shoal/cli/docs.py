@@ -1,4 +1,4 @@
-"""`shoal docs`: write the plugin reference from the plugins themselves."""
+"""`shoal docs`: write the reference of plugins, or of settings, from the code."""
 
 import argparse
 import sys
@@ -30,9 +30,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Register the verb."""
     parser = subparsers.add_parser(
         "docs",
-        help="write the plugin reference from the plugins themselves",
+        help="write the reference of plugins, or of settings, from the code",
         description="Print a reference page in Markdown: every plugin, or every setting of `kind: Pool`.",
-        epilog="example:\n  shoal docs plugins > docs/plugins.md",
+        epilog="examples:\n  shoal docs plugins > docs/plugins.md\n  shoal docs settings",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("page", choices=("plugins", "settings"), help="which page")

@@ -7,6 +7,7 @@ import argparse
 import sys
 import time
 
+from shoal.cli import flags
 from shoal.cli.status import add_pool_flags
 from shoal.hosts.admin import PoolClient, find_pool
 from shoal.kernel import ConfigError
@@ -23,7 +24,7 @@ _EXAMPLES = """examples:
   shoal endpoint --port 9000 add http://gpu:8000 another pool; --port and --run-dir may also stand at the end
 
 `add` takes back one that was drained or removed.  `pause --mode`, `resume` after it and `reset` call the engine: vLLM
-has these calls when it is started with VLLM_SERVER_DEV_MODE=1.
+has these calls when it is started with VLLM_SERVER_DEV_MODE=1, SGLang as it is (docs/operations.md).
 """
 _MODES = ("abort", "wait", "keep")
 _DONE = {
@@ -54,6 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     remove.add_argument("name", metavar="ID|URL", help="as `shoal status` shows it")
     for each, operation in (("add", add), ("drain", drain), ("remove", remove)):
         add_pool_flags(operation, is_again=True)
+        _say_examples(operation, each)
         operation.set_defaults(run=run, op=each)
     _add_orders(operations)
 
@@ -79,7 +81,13 @@ def _add_orders(operations: "argparse._SubParsersAction[argparse.ArgumentParser]
             "--timeout", type=float, default=timeout_s, metavar="S", help=f"longest wait for an engine ({timeout_s:g})"
         )
         add_pool_flags(operation, is_again=True)
+        _say_examples(operation, each)
         operation.set_defaults(run=give_order, op=each)
+
+
+def _say_examples(operation: argparse.ArgumentParser, name: str) -> None:
+    operation.epilog = flags.examples_of(_EXAMPLES, f"shoal endpoint {name}")
+    operation.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def give_order(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
-"""What values of flags may be, and files that a verb writes its figures to.
+"""What values of flags may be, files that a verb writes its figures to, and the examples of a part of a verb.
 
-Owns the checks that several verbs share; which flags there are stands in each verb's own module.
+Owns what several verbs share; which flags there are stands in each verb's own module.
 """
 
 import argparse
@@ -9,9 +9,14 @@ from pathlib import Path
 
 from shoal.kernel import ConfigError
 
-__all__ = ["check_report", "seconds", "seed", "write_report"]
+__all__ = ["check_report", "examples_of", "seconds", "seed", "write_report"]
 
 _LARGEST_SEED = 2**63 - 1
+
+
+def examples_of(text: str, command: str) -> str:
+    """Return those of a verb's examples that begin with a command, for the help of that part alone."""
+    return "\n".join(["examples:", *(line for line in text.splitlines() if line.startswith(f"  {command} "))])
 
 
 def seed(text: str) -> int:

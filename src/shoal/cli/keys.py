@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli import flags
 from shoal.hosts.keys import new_key, parse_keys
 from shoal.hosts.sharing import new_secret
 from shoal.kernel import ConfigError
@@ -46,8 +47,11 @@ def add_parser(subparsers: "Subparsers") -> None:
     secret.add_argument("file", type=Path, help="the file; must not be there yet")
     secret.set_defaults(run=run_secret)
     check = actions.add_parser("check", help="validate a keys file and list its names")
-    check.add_argument("file", type=Path)
+    check.add_argument("file", type=Path, help="the keys file")
     check.set_defaults(run=run_check)
+    for name, action in (("new", new), ("secret", secret), ("check", check)):
+        action.epilog = flags.examples_of(_EXAMPLES, f"shoal keys {name}")
+        action.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def run_new(args: argparse.Namespace) -> int:

@@ -25,8 +25,10 @@ examples:
   shoal twin run examples/twin/agents.yaml --seed 1 --report agents.html --parquet agents/
   shoal twin run examples/twin/agents.yaml --load 16,32,64,128 --jobs 2 --report sweep.html
   shoal twin compare examples/twin/agents.yaml --policy default --policy examples/policies/round-robin.yaml
+  shoal twin compare examples/twin/chats.yaml --load 10,20 --policy default --policy mine.yaml --report mine.html
   shoal twin size --slo ttft_p99=1.5s examples/twin/agents.yaml
   shoal twin replay /var/lib/shoal/journal --config new.yaml
+  shoal twin fit /var/lib/shoal/journal --out our-gpu.yaml
 """
 DEFAULT = "default"
 _INTERRUPTED = 130
@@ -36,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Register the verb."""
     parser = subparsers.add_parser(
         "twin",
-        help="try a policy in virtual time before it is deployed",
+        help="try policies, fleets and recorded days in virtual time",
         description="Run the very router in virtual time over a model of the fleet.  What is modelled and what is not "
         "stands in docs/twin.md.",
         epilog=_EXAMPLES,
@@ -47,14 +49,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "run",
         help="run one experiment",
         description="Run one experiment, once per seed.",
-        epilog=_EXAMPLES,
+        epilog=flags.examples_of(_EXAMPLES, "shoal twin run"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     compare = verbs.add_parser(
         "compare",
         help="run several policies on the same arrivals",
         description="Run several policies on the same arrivals, once per seed, and show them side by side.",
-        epilog=_EXAMPLES,
+        epilog=flags.examples_of(_EXAMPLES, "shoal twin compare"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for verb in (run_parser, compare):
