@@ -28,7 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "check",
         help="validate a configuration and print it with its defaults",
-        description="Validate a configuration file and print the effective one, defaults included.  Exit status 2 and "
+        description="Validate a configuration file and print the effective one, defaults included.  Exit status 2 and\n"
         "one line per error, with file, line and path, when it is wrong; warnings go to standard error.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

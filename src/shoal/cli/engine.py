@@ -35,7 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "engine",
         help="run one embedded engine",
-        description="Run a model of an inference engine behind vLLM's HTTP API: real timing, caching and metrics, "
+        description="Run a model of an inference engine behind vLLM's HTTP API: real timing, caching and metrics,\n"
         "answers without meaning, no GPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

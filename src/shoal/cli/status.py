@@ -64,10 +64,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "status",
         help="show the fleet live",
-        description="Show the endpoints of a running pool: health, load, cache hits, requests/s.  BUSY: requests that "
-        "the pool has there now; WAIT, RUN, KV: what the engine says of itself; HIT: share of prompt tokens found in "
-        "its cache; CACHE: how far its KV events can be trusted; TTFT: mean time to the first byte.  A narrow terminal "
-        "gets fewer columns.",
+        description="Show the endpoints of a running pool: health, load, cache hits, requests/s.  BUSY: requests that\n"
+        "the pool has there now; WAIT, RUN, KV: what the engine says of itself; HIT: share of prompt tokens found in\n"
+        "its cache; CACHE: how far its KV events can be trusted; TTFT: mean time to the first byte.  A narrow\n"
+        "terminal gets fewer columns.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

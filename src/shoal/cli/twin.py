@@ -39,7 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "twin",
         help="try policies, fleets and recorded days in virtual time",
-        description="Run the very router in virtual time over a model of the fleet.  What is modelled and what is not "
+        description="Run the very router in virtual time over a model of the fleet.  What is modelled and what is not\n"
         "stands in docs/twin.md.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

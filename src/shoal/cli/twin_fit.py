@@ -39,8 +39,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = verbs.add_parser(
         "fit",
         help="fit the model of the engine to what real engines did",
-        description="Read journals of a pool, find the coefficients with which the model of the engine answers when "
-        "the real ones did, and say how well it fits later requests.  All endpoints taken must have one model and one "
+        description="Read journals of a pool, find the coefficients with which the model of the engine answers when\n"
+        "the real ones did, and say how well it fits later requests.  All endpoints taken must have one model and one\n"
         "kind of hardware.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -35,8 +35,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = verbs.add_parser(
         "replay",
         help="run a recorded day of the real pool under another configuration",
-        description="Read journals of a pool, run their day in the twin under the configuration that it had, and then "
-        "under others, and say what would have changed.  Engines are fitted to the same journals unless --profile "
+        description="Read journals of a pool, run their day in the twin under the configuration that it had, and then\n"
+        "under others, and say what would have changed.  Engines are fitted to the same journals unless --profile\n"
         "names what they are.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

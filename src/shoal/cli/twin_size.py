@@ -46,7 +46,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = verbs.add_parser(
         "size",
         help="find the cheapest fleet that meets an SLO",
-        description="Find for each group of an experiment's fleet, and each policy, how few engines meet an SLO with "
+        description="Find for each group of an experiment's fleet, and each policy, how few engines meet an SLO with\n"
         "every seed, and which of them is cheapest by the groups' cost_per_hour.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
