@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shoal.pool import Decision, Given, Outcome, Request
+from shoal.pool import Decision, Given, Outcome, Request, Signals
 from shoal.prefix import Expectation
 from shoal.routing.fleet import Fleet, Floats, Member
 from shoal.routing.laws import Noted
@@ -17,6 +17,8 @@ from shoal.routing.line import Place
 
 # Output tokens assumed for a request that set no limit, or a limit beyond what answers use.
 ASSUMED_OUTPUT_TOKENS = 256
+# From this use of its KV cache on, what waits in an engine waits for memory and not for its turn.
+FULL_RATIO = 0.9
 
 
 def expected_output_tokens(request: Request) -> int:
@@ -138,9 +140,13 @@ class Books:
         s_per_token = cells["prefill_s_per_token"][row]
         ahead_s = max(0.0, cells["clear_at"][row] - now)
         cells["clear_at"][row] = now + ahead_s + uncached_tokens * s_per_token
-        cells["booked_uncached_tokens"][row] += uncached_tokens
-        cells["inflight_requests"][row] += 1.0
-        cells["inflight_output_tokens"][row] += output_tokens
+        cells["booked_uncached_tokens"][row] = booked = cells["booked_uncached_tokens"][row] + uncached_tokens
+        cells["inflight_requests"][row] = requests = cells["inflight_requests"][row] + 1.0
+        cells["inflight_output_tokens"][row] = output = cells["inflight_output_tokens"][row] + output_tokens
+        if booked + output > cells["kv_capacity_tokens"][row]:
+            cells["memory_s"][row] = _memory_s(
+                booked + output, cells["kv_capacity_tokens"][row], output / requests, member
+            )
         return ahead_s / s_per_token
 
     def release(self, flight: Flight, now: float) -> None:
@@ -165,14 +171,26 @@ class Books:
             cells["inflight_output_tokens"][row] = 0.0
             cells["booked_uncached_tokens"][row] = 0.0
             cells["clear_at"][row] = 0.0
+            cells["memory_s"][row] = 0.0
             return
         cells["inflight_requests"][row] = left
-        cells["inflight_output_tokens"][row] -= output_tokens
-        booked = cells["booked_uncached_tokens"][row] - uncached_tokens
-        cells["booked_uncached_tokens"][row] = booked
+        cells["inflight_output_tokens"][row] = output = cells["inflight_output_tokens"][row] - output_tokens
+        cells["booked_uncached_tokens"][row] = booked = cells["booked_uncached_tokens"][row] - uncached_tokens
+        if cells["memory_s"][row]:
+            cells["memory_s"][row] = _memory_s(booked + output, cells["kv_capacity_tokens"][row], output / left, member)
         latest = now + booked * cells["prefill_s_per_token"][row]
         if latest < cells["clear_at"][row]:
             cells["clear_at"][row] = latest
+
+    def read(self, member: Member, signals: Signals) -> None:
+        """Note that requests wait in an engine whose cache is full: what running ones hold, the books do not know."""
+        cells, row = self._fleet.cells, member.row
+        requests, waiting = cells["inflight_requests"][row], signals.waiting or 0.0
+        if not waiting or not requests or (signals.kv_usage_ratio or 0.0) < FULL_RATIO:
+            cells["queued_s"][row] = 0.0
+            return
+        answer_s = cells["inflight_output_tokens"][row] / requests * member.pace.tpot_s
+        cells["queued_s"][row] = waiting / max(signals.running or 0.0, 1.0) * answer_s
 
     def move(self, flight: Flight, member: Member, now: float) -> None:
         """Book the request on the endpoint that really serves it."""
@@ -188,13 +206,35 @@ class Books:
             listener.moved(flight, member)
 
     def prefill_s(self, now: float, mean_uncached_tokens: float) -> Floats:
-        """Seconds until each endpoint has prefilled what is in flight there, foreign requests at the mean of ours."""
+        """Seconds until each endpoint has prefilled what is in flight there, foreign requests at the mean of ours.
+
+        With the wait for memory, where more is in flight than the KV cache can hold.
+        """
+        return self._work_s(now, mean_uncached_tokens) + self.memory_s()
+
+    def memory_s(self) -> Floats:
+        """Seconds until what is in flight to each endpoint has room in its KV cache, by the books or the engine."""
+        columns = self._fleet.columns
+        waits: Floats = np.maximum(columns["memory_s"], columns["queued_s"])
+        return waits
+
+    def uncached_tokens(self, now: float, mean_uncached_tokens: float) -> Floats:
+        """Uncached prompt tokens in flight that each endpoint has not prefilled yet."""
+        return self._work_s(now, mean_uncached_tokens) / self._fleet.columns["prefill_s_per_token"]
+
+    def _work_s(self, now: float, mean_uncached_tokens: float) -> Floats:
         columns = self._fleet.columns
         booked: Floats = np.maximum(columns["clear_at"] - now, 0.0)
         if self._fleet.has_foreign:
             booked += columns["foreign_requests"] * columns["prefill_s_per_token"] * mean_uncached_tokens
         return booked
 
-    def uncached_tokens(self, now: float, mean_uncached_tokens: float) -> Floats:
-        """Uncached prompt tokens in flight that each endpoint has not prefilled yet."""
-        return self.prefill_s(now, mean_uncached_tokens) / self._fleet.columns["prefill_s_per_token"]
+
+def _memory_s(held_tokens: float, capacity_tokens: float, output_tokens: float, member: Member) -> float:
+    """Return how long what is in flight waits for KV cache to become free, 0.0 when all of it fits.
+
+    held_tokens: what it will hold at its longest.  output_tokens: of one answer: as long as one takes, each part of the
+    cache is not free.
+    """
+    over = held_tokens - capacity_tokens
+    return over / capacity_tokens * output_tokens * member.pace.tpot_s if over > 0.0 else 0.0

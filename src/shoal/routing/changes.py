@@ -6,6 +6,7 @@ router's.
 
 from shoal.pool import EndpointState
 from shoal.prefix import EstimatedIndex, capacity_blocks
+from shoal.routing.books import Books
 from shoal.routing.candidates import Candidates
 from shoal.routing.events import (
     BlocksCleared,
@@ -34,6 +35,7 @@ class Changes:
     """The events of endpoints.  shares_pool: see `Router`."""
 
     __slots__ = (
+        "_books",
         "_candidates",
         "_exact",
         "_fleet",
@@ -48,6 +50,7 @@ class Changes:
     def __init__(
         self,
         fleet: Fleet,
+        books: Books,
         models: ModelTable,
         candidates: Candidates,
         index: EstimatedIndex,
@@ -57,6 +60,7 @@ class Changes:
         shares_pool: bool,
     ) -> None:
         self._fleet = fleet
+        self._books = books
         self._models = models
         self._candidates = candidates
         self._index = index
@@ -149,6 +153,7 @@ class Changes:
             self._index.clear(member.slot)
             self._candidates.succeeded(member)
         self._fleet.take_signals(member, signals, now)
+        self._books.read(member, signals)
         if signals.num_blocks and signals.block_size_tokens:
             capacity = capacity_blocks(signals.num_blocks, signals.block_size_tokens)
             self._index.set_capacity(member.slot, capacity)

@@ -181,8 +181,8 @@ class Columns(dict[str, Given]):
         return np.array([float(length) if length else np.nan for length in lengths])
 
     def _plain_prefill_s(self) -> list[float]:
-        now = self._now
-        return [at - now if at > now else 0.0 for at in self._fleet.columns["clear_at"].tolist()]
+        now, ready, memory = self._now, self._fleet.columns["clear_at"].tolist(), self._books.memory_s().tolist()
+        return [(at - now if at > now else 0.0) + wait for at, wait in zip(ready, memory, strict=True)]
 
     def _plain_matched(self) -> list[float] | float:
         match = self._match

@@ -31,6 +31,8 @@ _COLUMNS: dict[str, float] = {
     "inflight_output_tokens": 0.0,
     "booked_uncached_tokens": 0.0,
     "clear_at": 0.0,
+    "memory_s": 0.0,
+    "queued_s": 0.0,
     "foreign_requests": 0.0,
     "peer_requests": 0.0,
     "peer_uncached_tokens": 0.0,

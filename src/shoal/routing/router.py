@@ -98,7 +98,8 @@ class Router:
         self._scheduler = Scheduler(config.policy, chance)
         self._models.configure(config.pool.aliases, config.rewrites)
         self._changes = Changes(
-            self._fleet, self._models, self._candidates, self._index, self._exact, self._peers, shares_pool=shares_pool
+            *(self._fleet, self._books, self._models, self._candidates, self._index, self._exact, self._peers),
+            shares_pool=shares_pool,
         )
         self._changes.follow(self._scheduler)
         self._admission = self._gate(config) if Admission.is_wanted(config) else None
