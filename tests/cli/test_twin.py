@@ -4,7 +4,7 @@ import io
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -112,6 +112,15 @@ def test_without_pyarrow_tables_are_refused_with_what_to_install(
     assert "pip install 'shoal[twin]'" in capsys.readouterr().err
 
 
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """A shell starts what it runs in the background deaf to SIGINT, and Python then leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_leaves_what_there_is_and_says_so(
     tmp_path: Path, jobs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
