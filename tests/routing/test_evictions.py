@@ -1,10 +1,13 @@
 """Running requests that give way to a higher priority: who, when, and what becomes of them."""
 
+import pytest
+
 from shoal.pool import Outcome, RefusalReason
 from shoal.routing import Configured, Ended, Recorded
 from shoal.routing.commands import Evict, Hold
 from shoal.routing.events import Evicted, Kept
 from shoal.routing.evictions import MAX_ASKED, MAX_TIMES
+from shoal.scheduling import Scheduler
 from tests.routing.flowscript import FlowPool, flow_of
 
 EVICTING = ", eviction: before-first-byte"
@@ -186,3 +189,18 @@ def test_explanations_count_one_that_was_sent_twice_once() -> None:
         pool.feed(Evicted("low0"))
         pool.finish(f"high{turn}")
     assert pool.router.explanations._figures == before * (1 + MAX_TIMES)
+
+
+def test_one_that_was_evicted_is_work_of_that_endpoint_no_more_and_plugins_hear_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Scheduler, "released", lambda _, request_id: told.append(request_id))
+    pool = pool_of()
+    pool.ask("high", objective="high")
+    flight = pool.router._flights["low1"]
+    pool.feed(Evicted("low1"))
+    assert told == ["low1"]
+    assert flight.place is not None
+    assert flight.place.tokens == 0.0
+    assert flight.place.left_at == pool.now

@@ -37,6 +37,16 @@ def test_nothing_is_said_where_it_cannot_be_told_who_was_ahead() -> None:
     assert line.reach(own, 2.5, 80.0) is None
 
 
+def test_one_who_is_over_is_not_ahead_of_who_came_later_though_its_first_token_was_never_told() -> None:
+    line = Line()
+    plain = line.join(1.0, 4_000.0)
+    during = line.join(1.5, 100.0)
+    plain.left_at = 2.0
+    assert line.reach(during, 2.5, 100.0) is None
+    after = line.join(3.0, 100.0)
+    assert line.reach(after, 3.1, 100.0) == Turn(100.0, pytest.approx(0.1), was_idle=True)
+
+
 def test_one_who_was_overtaken_does_not_count_as_ahead() -> None:
     line = Line()
     slow, own = line.join(1.0, 4_000.0), line.join(1.0, 50.0)

@@ -155,6 +155,8 @@ class Books:
         if member is None:
             return
         self.inflight -= 1
+        if flight.place is not None:
+            flight.place.left_at = now
         self.free(member, flight.uncached_tokens, flight.output_tokens, now)
         if self.listener is not None:
             self.listener.released(flight)

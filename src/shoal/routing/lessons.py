@@ -79,6 +79,8 @@ class Lessons:
     def taken_back(self, flight: Flight) -> None:
         """A request was taken back before its answer began: its prompt may lie nowhere."""
         member, expected = self._fleet.get(flight.decision.chosen[0]), flight.expectation
+        if flight.place is not None:
+            flight.place.tokens = 0.0
         if member is not None and expected is not None:
             self._index.forget(member.slot, read_blocks(flight.blocks), expected.blocks)
             self._outbox.forgot(member, flight.blocks, expected.blocks)

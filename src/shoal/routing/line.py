@@ -16,15 +16,20 @@ _NEGLIGIBLE = 0.25
 
 
 class Place:
-    """One request's place in a line.  tokens: uncached ones, as believed or known.  first_at: of its first token."""
+    """One request's place in a line.
 
-    __slots__ = ("first_at", "joined_at", "number", "tokens")
+    tokens: uncached ones, as believed or known.  first_at: of its first token, None while that is not known.  left_at:
+    when it was over, None while it runs.
+    """
+
+    __slots__ = ("first_at", "joined_at", "left_at", "number", "tokens")
 
     def __init__(self, number: int, joined_at: float, tokens: float) -> None:
         self.number = number
         self.joined_at = joined_at
         self.tokens = tokens
         self.first_at: float | None = None
+        self.left_at: float | None = None
 
 
 class Turn(NamedTuple):
@@ -71,7 +76,8 @@ class Line:
         for before in reversed(self._places[max(0, own - _LOOKED_AT) : own]):
             at = before.first_at
             if at is None:
-                work += before.tokens
+                if before.left_at is None or before.left_at > joined_at:
+                    work += before.tokens
             elif at <= first_at:
                 if at >= joined_at:
                     return Turn(work, first_at - at, was_idle=False)

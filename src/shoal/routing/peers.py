@@ -10,6 +10,7 @@ from shoal.routing.books import Books
 from shoal.routing.events import EndpointKnown, PeerEvent, PeerJoined, PeerLeft, PeerSynced, PeerTaught, PeerTold
 from shoal.routing.fleet import TRIAL_RECORDS, Fleet, Member
 from shoal.routing.lessons import Lessons
+from shoal.routing.line import Place
 from shoal.routing.news import News, PeerBooked, PeerForgot, PeerLearnt, PeerMeasured, PeerMoved, PeerReleased
 from shoal.routing.status import PeerGauges
 
@@ -26,15 +27,16 @@ ENDPOINTS_PER_PART = 64
 
 
 class _Booking:
-    """One request of a peer.  member: where it counts, None while its endpoint is not known here."""
+    """One request of a peer.  member: where it counts, None while its endpoint is not known here.  place: its there."""
 
-    __slots__ = ("endpoint_id", "member", "output_tokens", "uncached_tokens")
+    __slots__ = ("endpoint_id", "member", "output_tokens", "place", "uncached_tokens")
 
     def __init__(self, booked: PeerBooked) -> None:
         self.endpoint_id = booked.endpoint_id
         self.uncached_tokens = float(booked.uncached_tokens)
         self.output_tokens = float(booked.output_tokens)
         self.member: Member | None = None
+        self.place: Place | None = None
 
 
 class _Peer:
@@ -179,13 +181,15 @@ class Peers:
         if member is None:
             return
         self._books.hold(member, booking.uncached_tokens, booking.output_tokens, now)
-        member.line.join(now, booking.uncached_tokens)
+        booking.place = member.line.join(now, booking.uncached_tokens)
         cells, row = self._fleet.cells, member.row
         cells["peer_requests"][row] += 1.0
         cells["peer_uncached_tokens"][row] += booking.uncached_tokens
 
     def _release(self, booking: _Booking, now: float) -> None:
         member, booking.member = booking.member, None
+        if booking.place is not None:
+            booking.place.left_at = now
         if member is None or member.row < 0:
             return
         self._books.free(member, booking.uncached_tokens, booking.output_tokens, now)

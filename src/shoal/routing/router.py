@@ -383,6 +383,7 @@ class Router:
         self._exact.failed(request_id)
         self._forecasts.ended(flight)
         self._books.release(flight, now)
+        self._scheduler.released(request_id)
         self._lessons.taken_back(flight)
         return self._admission.evicted(flight, now)
 

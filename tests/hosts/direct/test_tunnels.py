@@ -134,3 +134,13 @@ def test_a_tunnel_is_cut_when_the_router_says_so() -> None:
         assert client.is_lost
         assert all(each.transport.is_closing() for each in it.engines)
         assert [account.outcome.flags for account in it.accounts] == ["OA"]
+
+
+def test_an_engine_that_begins_a_tunnel_with_more_than_its_client_reads_is_paused() -> None:
+    with world() as it:
+        it.answer = lambda engine, _: engine.peer_says(SWITCHED + b"x" * 200_000)
+        client = it.client()
+        client.peer_stops_reading()
+        client.peer_says(request(path="/v1/realtime", method="GET", headers=UPGRADE))
+        it.loop.run()
+        assert not it.engines[0].transport._is_reading

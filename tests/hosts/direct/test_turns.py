@@ -1,5 +1,7 @@
 """Requests that are decided in one pass of the loop leave together."""
 
+import pytest
+
 from shoal.hosts.direct.turns import MOST_LEAVING
 from tests.hosts.direct.fuzz_readers import Asked, read_answers
 from tests.hosts.direct.fuzz_rig import Transport, World, world
@@ -65,3 +67,29 @@ def test_an_engine_that_speaks_before_it_was_asked_is_not_believed() -> None:
         it.answer = answer
         it.loop.run()
         assert [each.body for each in read_answers(client, [b"POST"])] == [b"right"]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_request_whose_engine_is_lost_before_it_left_is_sent_once(lost: int) -> None:
+    with world() as it:
+        warm(it, 3)
+        it.answer = lambda *_: None
+        before = [bytes(each.transport.heard) for each in it.engines]
+        it.client().peer_says(ASK + b"a")
+        idle = [each.transport for each, heard in zip(it.engines, before, strict=True) if each.transport.heard == heard]
+        idle[lost].peer_resets()
+        it.client().peer_says(ASK + b"b")
+        it.loop.run()
+        assert [asked.body for asked in it.asked] == [b"a", b"b"]
+
+
+def test_a_passenger_that_got_on_twice_departs_once() -> None:
+    with world() as it:
+        warm(it, 2)
+        it.answer = lambda *_: None
+        it.client().peer_says(ASK + b"a")
+        it.client().peer_says(ASK + b"b")
+        (waiting,) = it.plane.turn._leaving
+        it.plane.turn.leave(waiting)
+        it.loop.run()
+        assert [asked.body for asked in it.asked] == [b"a", b"b"]

@@ -167,8 +167,8 @@ class Relay:
     def depart(self) -> None:
         """Write the request."""
         engine = self._engine
-        if engine is None:
-            return
+        if engine is None or engine.take is not None:
+            return  # nowhere to go, or gone already with another try
         if engine.relay is not self:
             # It spoke unasked meanwhile and was closed.
             self.engine_lost(engine, None)
@@ -346,6 +346,8 @@ class Relay:
         self._drop_body()
         tunnel = Tunnel(self._plane, client, engine, self.request_id, self._started_at, self._tunnel_ended)
         engine.relay, engine.take = tunnel, tunnel.from_engine
+        # From here on it is the tunnel that is paused when the client does not read.
+        client.relay = tunnel
         client.transport.write(self._answer_start(answer))
         if rest:
             tunnel.from_engine(rest)
