@@ -66,7 +66,10 @@ def _changes(console: Console, rows: list[Row], figures: list[Figure], load_unit
         table.add_row(short(row.policy), *load, *(_change(figure, row.cells[figure.key]) for figure in compared))
     console.print()
     console.print(table)
-    console.print("Green is better and red is worse than by the chance of the seeds.", style="dim")
+    many = "Green is better and red is worse than by the chance of the seeds."
+    console.print(
+        many if rows[0].seeds > 1 else "One seed cannot tell a difference from chance: give more.", style="dim"
+    )
 
 
 def _inside(console: Console, results: list[Result]) -> None:

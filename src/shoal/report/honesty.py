@@ -22,8 +22,8 @@ NOT_MODELLED = (
 )
 
 AGGREGATE = (
-    "Engines of mode aggregate share their time among requests instead of taking steps; --every-step says how far "
-    "their figures are from those of steps."
+    "Engines of mode aggregate keep the clock of steps and the prefix cache, and hold the room of answers as a sum "
+    "instead of block by block; --every-step says how far their figures are from those of the others."
 )
 """Said of experiments that have such engines."""
 
