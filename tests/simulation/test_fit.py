@@ -11,8 +11,8 @@ from shoal.pool import Endpoint, EndpointState, Outcome, Request, Signals
 from shoal.routing import Arrived, Ended, Forward, Recorded, events
 from shoal.routing.journal import MAGIC, Opening, Step, encode
 from shoal.simulation.enginerun import EngineRun
-from shoal.simulation.fit import fit
-from shoal.simulation.observed import Served, observe
+from shoal.simulation.fit import _together, fit
+from shoal.simulation.observed import Seen, Served, observe
 
 BASE = find_profile("h100-8b")
 ADDRESS = "10.0.0.1:8000"
@@ -108,3 +108,30 @@ def observed(outcome: Outcome, signals: Signals | None = None, *, comes_with_end
     ]
     (served,) = observe([written(steps)]).seen["a"].served
     return served
+
+
+def test_some_of_those_that_teach_are_held_out_where_all_later_ones_are_load() -> None:
+    (seen, *_) = observe(journal_of(BASE, 1, 240)).seen.values()
+    for each in seen.served[len(seen.served) // 2 :]:
+        each.is_clean = False
+    found = fit([seen], BASE)
+    clean = len(seen.served) // 2
+    assert (found.fitted, found.held_out) == (clean - int(clean * 0.3), int(clean * 0.3))
+
+
+def test_nobody_held_out_is_refused_with_what_to_do() -> None:
+    seen = list(observe(journal_of(BASE, 1, 240)).seen.values())
+    with pytest.raises(InvalidInput, match="longer journal"):
+        fit([few(each, place) for place in range(30) for each in seen], BASE)
+
+
+def few(seen: Seen, place: int) -> Seen:
+    """An endpoint with two of another one's requests."""
+    part = Seen(seen.endpoint)
+    part.served = seen.served[2 * (place % 3) : 2 * (place % 3) + 2]
+    return part
+
+
+def test_means_of_nothing_are_no_infinite_errors() -> None:
+    errors = _together(np.arange(3), np.zeros(3), np.array([0.1, 0.2, 0.3]))
+    assert np.isfinite(errors).all()

@@ -149,3 +149,30 @@ def test_a_stage_that_is_not_there_and_a_broken_file_are_named() -> None:
         read_perf("a: [")
     with pytest.raises(InvalidInput, match="concurrent"):
         read_perf(yaml.safe_dump(REPLAY | {"load": {"type": "poisson", "stages": [{"rate": 1, "duration": 3}]}}))
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf"), -1, 4_000_001])
+@pytest.mark.parametrize("name", ["min", "max", "mean", "std_dev"])
+def test_lengths_that_no_prompt_has_are_refused(name: str, figure: float) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} must be 0 to 4,000,000"):
+        make(with_data(REPLAY, input_tokens_per_turn={"type": "normal", name: figure}))
+
+
+@pytest.mark.parametrize(
+    ("document", "stage"),
+    [
+        (SHARED, {"rate": float("inf"), "duration": 9}),
+        (SHARED, {"rate": 2, "duration": float("nan")}),
+        (SHARED, {"rate": 1e200, "duration": 1e200}),
+        (REPLAY, {"concurrency_level": -1, "num_requests": 5}),
+        (REPLAY, {"concurrency_level": 1, "num_requests": -5}),
+    ],
+)
+def test_loads_that_nobody_sends_are_refused(document: dict[str, Any], stage: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match=r"load\.stages"):
+        make(document | {"load": document["load"] | {"stages": [stage]}})
+
+
+def test_a_date_that_is_none_is_no_yaml() -> None:
+    with pytest.raises(InvalidInput, match="not a configuration"):
+        read_perf("name: 2020-13-45")

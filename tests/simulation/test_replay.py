@@ -70,3 +70,17 @@ def test_a_journal_without_engines_or_requests_is_refused() -> None:
         day_of([written([])])
     with pytest.raises(InvalidInput, match="no endpoint"):
         day_of([written([(1.0, Arrived(Request(id="r", prompt_tokens=80)))])])
+
+
+@pytest.mark.parametrize(
+    ("said", "blocks", "held"), [(1, 160_000, (16, 10_000)), (24, 8_000, (32, 6_000)), (32, 500, (32, 500))]
+)
+def test_engines_with_blocks_that_are_no_multiple_of_16_tokens_keep_their_room(
+    said: int, blocks: int, held: tuple[int, int]
+) -> None:
+    day = day_of(journal_of(PROFILE, 4, 20))
+    for seen in day.machines:
+        seen.block_size, seen.num_blocks = said, blocks
+    nodes = nodes_of(day, PROFILE, {})
+    assert {(node.engine.block_size, node.engine.num_blocks) for node in nodes} == {held}
+    assert play(day, nodes, "")[0].requests == day.arrivals

@@ -1,6 +1,7 @@
 """Public trace formats become sessions: lengths, times and what prompts share are as recorded."""
 
 import json
+import time
 
 import pytest
 
@@ -124,3 +125,44 @@ def test_tracelab_rounds_grow_are_cut_and_pause_as_they_did() -> None:
     assert len(traces.tracelab(lines, limit=1)) == 1
     with pytest.raises(InvalidInput, match="line 5"):
         traces.tracelab([*lines, b'{"session_id": 3}'])
+
+
+@pytest.mark.parametrize("block", [-1, 1 << 64])
+def test_mooncake_ids_that_are_none_name_their_line(block: int) -> None:
+    row = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, block]}
+    with pytest.raises(InvalidInput, match="line 1: hash_ids must be"):
+        traces.mooncake([json.dumps(row).encode()])
+
+
+def test_a_table_that_is_none_names_its_line() -> None:
+    rows = ["2023-11-16 18:17:03.9,4808,10", f"2023-11-16 18:17:03.9,{'4' * 200_000},10"]
+    with pytest.raises(InvalidInput, match="line 3: field larger"):
+        traces.azure("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+
+
+@pytest.mark.parametrize("field", ["prefix_tokens", "output_tokens", "input_tokens_total"])
+@pytest.mark.parametrize("tokens", [-1, traces.MAX_TOKENS + 1])
+def test_tokens_of_a_round_are_bounded(field: str, tokens: int) -> None:
+    row = {"session_id": "s", "input_tokens_total": 10, "output_tokens": 5, "prefix_tokens": 0, field: tokens}
+    with pytest.raises(InvalidInput, match=f"line 1: .* of {tokens} tokens"):
+        traces.tracelab([json.dumps(row).encode()])
+
+
+def test_pauses_of_rounds_do_not_depend_on_where_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two moments clocks in New York went back by an hour."""
+    rows = [
+        {
+            "session_id": "s", "input_tokens_total": 10 + at, "output_tokens": 5, "round_index": at,
+            "timing_events": [{"event_type": "user_message", "timestamp": f"2025-11-02T0{5 + at}:59:50"},
+                              {"event_type": "message", "timestamp": f"2025-11-02T0{5 + at}:59:55"}],
+        }
+        for at in (0, 1)
+    ]  # fmt: skip
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        (session,) = traces.tracelab([json.dumps(row).encode() for row in rows], most_think_s=1e9)
+        assert turns(session)[1].think_s == 3595.0
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -3,7 +3,9 @@
 Owns where they are looked for, and how much of them is read.
 """
 
+import lzma
 import tarfile
+import zlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -79,8 +81,10 @@ def _files(path: Path, trace: Trace) -> list[bytes]:
         if suffix == ".json" and tarfile.is_tarfile(path):
             return _packed(path, suffix, limit)
         return [_bounded(path)]
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise InvalidInput(f"the archive is damaged or not whole: {error}") from None
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+        raise ConfigError(f"cannot be read: {error.strerror or error}", source=str(path)) from None
 
 
 def _bounded(path: Path) -> bytes:

@@ -69,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
     import msgspec
 
     from shoal.cli.profiles import profile_named
-    from shoal.engine.profilefile import profile_text
+    from shoal.engine.profilefile import check_profile, profile_text
 
     check_scipy()
     flags.check_report(args.out)
@@ -78,6 +78,7 @@ def _run(args: argparse.Namespace) -> int:
     for name in ("max_num_batched_tokens", "max_num_seqs"):
         if getattr(args, name):
             base = msgspec.structs.replace(base, **{name: getattr(args, name)})
+    check_profile(base, "--base")
     pool = read_journals(args.journal)
     seen = chosen(pool, args.endpoint)
     console = Console() if sys.stdout.isatty() else Console(width=120)

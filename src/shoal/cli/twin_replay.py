@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from shoal.cli import flags
+from shoal.kernel import ConfigError
 
 if TYPE_CHECKING:
     from shoal.simulation import Result
@@ -64,6 +66,9 @@ def _run(args: argparse.Namespace) -> int:
     from shoal.simulation.replay import as_recorded, day_of, moves, nodes_of, play
 
     flags.check_report(args.json)
+    for name in args.config:
+        if name in (_RECORDED, _SAME):
+            raise ConfigError(f"a row of the table has the name {name!r}; write ./{name}", source="--config")
     configs = {name: "" if name == _DEFAULT else read_text(Path(name)) for name in args.config}
     for name, text in configs.items():
         load(text, name)
@@ -80,7 +85,8 @@ def _run(args: argparse.Namespace) -> int:
         profile, factors = found.profile, found.factors
     nodes = nodes_of(day, profile, factors)
     results = {_RECORDED: as_recorded(day)}
-    with Progress(TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"),
+    described = TextColumn("{task.description}", markup=False)
+    with Progress(TextColumn("simulating"), BarColumn(), TaskProgressColumn(), described,
                   TimeElapsedColumn(), console=console, transient=True) as bar:  # fmt: skip
         for name, text in {_SAME: day.pool.config, **configs}.items():
             task = bar.add_task(name, total=1.0)
@@ -108,7 +114,7 @@ def _show(console: Console, day: "Day", results: "dict[str, Result]", moved: "di
     for name in names:
         table.add_column(name, justify="right")
     for name, result in results.items():
-        table.add_row(name, *_row(result))
+        table.add_row(Text(name), *_row(result))
     console.print(table)
     recorded, same = results[_RECORDED], results[_SAME]
     gaps = [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from shoal.cli import flags
 from shoal.kernel import ConfigError
@@ -156,7 +157,8 @@ def _show(console: Console, candidates: list[_Candidate], slos: "list[Slo]", bes
         hit = sum(result.hit_ratio for result in results) / len(results)
         cost = [f"{_cost(each):,.2f}" if count else ""] if has_cost else []
         style = "bold" if each is best else ""
-        table.add_row(each.profile, each.policy, str(count or "none"), *cost, *figures, f"{hit * 100:.1f}", style=style)
+        names = Text(each.profile), Text(each.policy)
+        table.add_row(*names, str(count or "none"), *cost, *figures, f"{hit * 100:.1f}", style=style)
     console.print(table)
     for each in candidates:
         if each.search.found is None:

@@ -37,7 +37,7 @@ def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
     for row in rows:
         load = [f"{row.load:g}"] if has_loads and row.load is not None else []
         cells: list[str | Text] = [_shown(figure, row.cells[figure.key], has_half=is_wide) for figure in figures]
-        table.add_row(short(row.policy), *load, f"{row.requests:,}", *cells)
+        table.add_row(Text(short(row.policy)), *load, f"{row.requests:,}", *cells)
     console.print(table)
     if is_wide and any(row.seeds > 1 for row in rows):
         console.print(f"± is half of the 95 % interval of the mean over {rows[0].seeds} seeds.", style="dim")
@@ -52,7 +52,11 @@ def _changes(console: Console, rows: list[Row], figures: list[Figure], load_unit
     if not others:
         return
     table = Table(
-        box=None, pad_edge=False, header_style="bold", title=f"Against {short(rows[0].policy)}, %", title_justify="left"
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        title=Text(f"Against {short(rows[0].policy)}, %"),
+        title_justify="left",
     )
     table.add_column("POLICY", overflow="fold")
     has_loads = any(row.load is not None for row in rows)
@@ -63,7 +67,7 @@ def _changes(console: Console, rows: list[Row], figures: list[Figure], load_unit
         table.add_column(figure.title.rsplit(" ", 1)[0], justify="right", no_wrap=True)
     for row in others:
         load = [f"{row.load:g}"] if has_loads and row.load is not None else []
-        table.add_row(short(row.policy), *load, *(_change(figure, row.cells[figure.key]) for figure in compared))
+        table.add_row(Text(short(row.policy)), *load, *(_change(figure, row.cells[figure.key]) for figure in compared))
     console.print()
     console.print(table)
     many = "Green is better and red is worse than by the chance of the seeds."
@@ -100,7 +104,7 @@ def _parts(title: str, parts: dict[str, Part], most: int) -> Table:
         table.add_column(name, justify="right")
     for name, part in list(parts.items())[:most]:
         table.add_row(
-            name,
+            Text(name),
             f"{part.requests:,}",
             f"{part.token_share * 100:.1f}",
             f"{part.ttft_p50_s * 1e3:,.0f}",

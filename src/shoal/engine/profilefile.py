@@ -26,7 +26,8 @@ def parse_profile(text: str, source: str) -> Profile:
     """Read a profile.  Raises ConfigError that names the first field that is missing, unknown or out of range."""
     try:
         document: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
+        # A date that is none is a plain ValueError.
         raise ConfigError(f"is no YAML: {getattr(error, 'problem', None) or error}", source=source) from None
     if not isinstance(document, dict) or document.pop("kind", None) != KIND:
         raise ConfigError(f"is no profile; it begins with `kind: {KIND}`", source=source)

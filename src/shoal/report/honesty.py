@@ -9,7 +9,7 @@ MODELLED = (
     "preemption.",
     "The time of each step, by a roofline of model and accelerator.",
     "Delays of network, metrics, records, KV events and gossip between pickers.",
-    "Retries before the first byte; engines that die, come back and slow down.",
+    "Retries before the first byte; engines that die, come back and slow down; answers that they had begun are cut.",
 )
 
 NOT_MODELLED = (

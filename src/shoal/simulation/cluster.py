@@ -182,7 +182,11 @@ class Cluster:
         node = self._nodes[name]
         node.is_up = False
         for request_id, flight in list(self._flights.items()):
-            if flight.node is node:
+            if flight.node is not node:
+                continue
+            if flight.is_submitted and node.has_begun(request_id):
+                self._cut(request_id, flight, node)
+            else:
                 flight.node = None
                 self._try_next(request_id, flight)
         self.loop.after(self.config.detect_s, Rank.WORLD, self._noticed, node)
@@ -313,13 +317,17 @@ class Cluster:
             node.feed(Aborted(request_id=request_id))
             self._feed(number, events.Evicted(request_id))
         elif command.may_cut:
-            del self._flights[request_id]
             node.feed(Aborted(request_id=request_id))
-            cut = Outcome(status=200, served_address=node.endpoint.address, attempts=flight.attempts, is_cut=True)
-            self._end(request_id, flight, cut)
-            self._close(flight, None)
+            self._cut(request_id, flight, node)
         else:
             self._feed(number, events.Kept(request_id))
+
+    def _cut(self, request_id: str, flight: Flight, node: Node) -> None:
+        """End an answer of which its client has got a part."""
+        del self._flights[request_id]
+        cut = Outcome(status=200, served_address=node.endpoint.address, attempts=flight.attempts, is_cut=True)
+        self._end(request_id, flight, cut)
+        self._close(flight, None)
 
     def _fetched(self, number: int, fetch: commands.Fetch) -> None:
         flight = self._flights.get(fetch.request_id)

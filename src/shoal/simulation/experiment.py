@@ -102,7 +102,8 @@ def read_experiment(text: str, source: str, read: Callable[[str], str] | None = 
     """
     try:
         document: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
+        # A date that is none is a plain ValueError.
         mark = getattr(error, "problem_mark", None)
         raise ConfigError(
             str(getattr(error, "problem", error)), source=source, line=mark.line + 1 if mark else 0

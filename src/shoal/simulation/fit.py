@@ -91,7 +91,9 @@ class _Part:
         self.is_alone = _alone(served)
         has_decoded = np.array([each.output_tokens >= _LEAST_DECODED for each in served])
         self.decode_s = np.where(has_decoded, self.last_s - self.first_s, np.nan)
-        self.is_held_out = np.arange(len(served)) >= (1 - _HELD_OUT) * len(served)
+        # Of those that teach: an endpoint whose later ones are all load would have nothing to be judged by.
+        taught = np.cumsum(~np.isnan(self.last_s))
+        self.is_held_out = taught - 1 >= (1 - _HELD_OUT) * taught[-1]
 
 
 def fit(
@@ -115,6 +117,10 @@ def fit(
         raise InvalidInput(
             f"{learned} requests to learn from; at least {LEAST_REQUESTS} are needed that were answered at the first "
             "try, with their usage (clients ask for it with stream_options.include_usage; the pool does so by itself)"
+        )
+    if not any((~np.isnan(part.last_s) & part.is_held_out).any() for part in parts):
+        raise InvalidInput(
+            "every endpoint has too few requests to hold some of them out; give a longer journal, or more --requests"
         )
     told = _Told(progress)
     start = _rescaled(parts, _seconds_of(base), base, told)
@@ -269,7 +275,7 @@ def _together(computed: npt.NDArray[np.int64], seen_s: Floats, said_s: Floats) -
     """Return the errors of the means of requests that computed about as many tokens of their prompts."""
     order = np.argsort(computed, kind="stable")
     groups = np.array_split(order, max(1, len(order) // _TOGETHER)) if len(order) else []
-    return np.array([np.log(said_s[group].mean() / seen_s[group].mean()) for group in groups])
+    return np.array([np.log(max(said_s[group].mean(), 1e-5) / max(seen_s[group].mean(), 1e-5)) for group in groups])
 
 
 def _slopes(errors: Callable[[Floats], Floats], counts: Floats) -> Floats:
@@ -302,7 +308,7 @@ def _judged(parts: Sequence[_Part], profile: Profile, spread: Floats) -> Fit:
             chosen = part.is_held_out & ~np.isnan(seen_s)
             pairs[name].append((seen_s[chosen], said_s[chosen]))
     e2e = _error(pairs["e2e"])
-    assert e2e is not None
+    assert e2e is not None, "`fit` holds some out"
     return Fit(
         profile=profile,
         factors={part.name: part.factor for part in parts if part.factor != 1.0},

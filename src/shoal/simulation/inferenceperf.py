@@ -23,6 +23,9 @@ from shoal.simulation.talks import Count, Seconds, Tokens, content
 MAX_MODEL_LEN = 225_000
 """Tokens at which inference-perf ends a conversation unless it is told otherwise."""
 
+_MOST = 4_000_000
+_MOST_REQUESTS = 100_000_000
+
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Lengths.  normal, lognormal (of this mean and deviation), uniform, poisson: within min and max.  fixed: mean."""
@@ -31,10 +34,13 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     min: float = 10
     max: float = 1024
     mean: float = 512
-    std_dev: Annotated[float, msgspec.Meta(ge=0)] = 200
+    std_dev: float = 200
     total_count: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("min", "max", "mean", "std_dev"):
+            if not 0 <= getattr(self, name) <= _MOST:
+                raise ValueError(f"{name} must be 0 to {_MOST:,}, got {getattr(self, name):g}")
         if self.min > self.max:
             raise ValueError(f"min is {self.min:g} and max {self.max:g}")
         if self.type == "lognormal" and self.mean <= 0:
@@ -181,6 +187,10 @@ def read_perf(text: str, stage: int = 0) -> tuple[SharedPrefix | ConversationRep
     """
     try:
         document: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        # A date that is none is a plain ValueError.
+        raise InvalidInput(f"not a configuration of inference-perf: {error}") from None
+    try:
         data = document["data"]
         kind = data["type"]
         load = msgspec.convert(document.get("load", {}), _Load)
@@ -188,7 +198,7 @@ def read_perf(text: str, stage: int = 0) -> tuple[SharedPrefix | ConversationRep
             raise InvalidInput(f"data.type: {kind!r} cannot be played; shared_prefix and conversation_replay can")
         own = {key: value for key, value in (data.get(kind) or {}).items() if key != "multimodal"}
         recipe = msgspec.convert({"shape": kind, **own}, SharedPrefix | ConversationReplay)
-    except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(f"not a configuration of inference-perf: {error!r}") from None
     except msgspec.ValidationError as error:
         raise InvalidInput(str(error)) from None
@@ -203,14 +213,16 @@ def _staged(
     recipe: SharedPrefix | ConversationReplay, kind: str, stage: _Stage
 ) -> tuple[SharedPrefix | ConversationReplay, Arrivals]:
     if kind == "concurrent":
-        if not stage.concurrency_level or not stage.num_requests:
-            raise InvalidInput("load.stages: a stage of `concurrent` needs concurrency_level and num_requests")
-        arrivals = Arrivals(kind="closed", concurrency=stage.concurrency_level)
-        return msgspec.structs.replace(recipe, requests=stage.num_requests), arrivals
+        clients, requests = stage.concurrency_level or 0, stage.num_requests or 0
+        if clients < 1 or not 1 <= requests <= _MOST_REQUESTS:
+            raise InvalidInput("load.stages: a stage of `concurrent` needs concurrency_level and num_requests above 0")
+        return msgspec.structs.replace(recipe, requests=requests), Arrivals(kind="closed", concurrency=clients)
     if kind not in ("constant", "poisson"):
         raise InvalidInput(f"load.type: {kind!r} cannot be played; constant, poisson and concurrent can")
-    if not stage.rate or not stage.duration or stage.rate < 0 or stage.duration < 0:
-        raise InvalidInput(f"load.stages: a stage of `{kind}` needs a rate and a duration above 0")
+    if not (stage.rate and stage.duration and 0 < stage.rate < math.inf and 0 < stage.duration < math.inf):
+        raise InvalidInput(f"load.stages: a stage of `{kind}` needs a rate and a duration above 0 and finite")
+    if stage.rate * stage.duration > _MOST_REQUESTS:
+        raise InvalidInput(f"load.stages: rate times duration must be at most {_MOST_REQUESTS:,} requests")
     if isinstance(recipe, ConversationReplay):
         raise InvalidInput("load.type: conversation_replay is driven by clients; set `concurrent`")
     requests = max(1, round(stage.rate * stage.duration))

@@ -17,6 +17,7 @@ from shoal.simulation.cluster import Cluster, ClusterConfig
 from shoal.simulation.loop import Rank
 from shoal.simulation.nodes import NodeConfig
 from shoal.simulation.observed import Pool, Seen, Served, observe
+from shoal.simulation.prompts import UNIT_TOKENS
 from shoal.simulation.results import Result, Sample, summarise
 from shoal.simulation.sessions import Session
 
@@ -88,20 +89,20 @@ def _sample(endpoint: str, served: Served, start_s: float) -> Sample:
 
 
 def nodes_of(day: Day, profile: Profile, factors: dict[str, float]) -> tuple[NodeConfig, ...]:
-    """Return the engines of the day.  factors: of those that are slower or faster than the profile."""
-    return tuple(
-        NodeConfig(
-            id=seen.endpoint.id,
-            engine=EngineConfig(
-                profile=profile,
-                num_blocks=seen.num_blocks,
-                block_size=seen.block_size,
-                slow_factor=factors.get(seen.endpoint.id, 1.0),
-            ),
-            labels=seen.endpoint.labels,
-        )
-        for seen in day.machines
-    )
+    """Return the engines of the day.  factors: of those that are slower or faster than the profile.
+
+    An engine whose blocks are no multiple of 16 tokens gets the next larger one that is, and as much room in tokens.
+    """
+    nodes = []
+    for seen in day.machines:
+        block_size = -(-seen.block_size // UNIT_TOKENS) * UNIT_TOKENS
+        num_blocks = seen.num_blocks
+        if num_blocks and block_size:
+            num_blocks = max(1, num_blocks * seen.block_size // block_size)
+        factor = factors.get(seen.endpoint.id, 1.0)
+        engine = EngineConfig(profile=profile, num_blocks=num_blocks, block_size=block_size, slow_factor=factor)
+        nodes.append(NodeConfig(id=seen.endpoint.id, engine=engine, labels=seen.endpoint.labels))
+    return tuple(nodes)
 
 
 def play(

@@ -11,7 +11,7 @@ import csv
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -98,6 +98,9 @@ def mooncake(lines: Iterable[bytes], *, rate: float = 1.0, limit: int = 0, has_s
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise InvalidInput(f"line {number}: {error}") from error
         _check(row.input_length, number)
+        _check(row.output_length, number, "an answer")
+        if row.hash_ids and not 0 <= min(row.hash_ids) <= max(row.hash_ids) < 1 << 64:
+            raise InvalidInput(f"line {number}: hash_ids must be 0 to 2**64 - 1")
         if not has_sessions or (place := _continued(row, chains, ends)) is None:
             place = len(chains)
             chains.append([])
@@ -131,7 +134,7 @@ def azure(text: str, *, rate: float = 1.0, limit: int = 0) -> list[Session]:
     """Return one session per row, at its own time; no two prompts share anything, as the trace says nothing of it."""
     sessions: list[Session] = []
     start: datetime | None = None
-    for number, row in enumerate(csv.DictReader(io.StringIO(text), skipinitialspace=True), 2):
+    for number, row in _table(text):
         if limit and len(sessions) >= limit:
             break
         try:
@@ -140,11 +143,21 @@ def azure(text: str, *, rate: float = 1.0, limit: int = 0) -> list[Session]:
         except (KeyError, ValueError, TypeError) as error:
             raise InvalidInput(f"line {number}: {error!r}") from error
         _check(tokens, number)
+        _check(out, number, "an answer")
         start = start or at
         prompt = Prompt.empty(0).extend(number, max(1, tokens))
         arrives_s = (at - start).total_seconds() / rate
         sessions.append(Session(f"row-{number}", partial(_turn, prompt, max(1, out)), arrives_s=arrives_s))
     return sessions
+
+
+def _table(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Read rows with their numbers.  Raises InvalidInput that names the line."""
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    try:
+        yield from enumerate(reader, 2)
+    except csv.Error as error:
+        raise InvalidInput(f"line {reader.line_num + 1}: {error}") from error
 
 
 def claude_code(files: Iterable[bytes], *, most_think_s: float = 60.0) -> list[Session]:
@@ -198,6 +211,8 @@ def tracelab(lines: Iterable[bytes], *, limit: int = 0, most_think_s: float = 60
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
             raise InvalidInput(f"line {number}: {error}") from error
         _check(row.input_tokens_total, number)
+        _check(row.prefix_tokens, number, "a prefix")
+        _check(row.output_tokens, number, "an answer")
         if row.session_id not in found and limit and len(found) >= limit:
             continue
         found.setdefault(row.session_id, []).append((row, begun_s, ended_s))
@@ -209,7 +224,10 @@ def tracelab(lines: Iterable[bytes], *, limit: int = 0, most_think_s: float = 60
 
 def _times(events: list[_Event]) -> tuple[float, float]:
     """Return when a round was sent and when its answer ended, in seconds; 0 and 0 when it has no events."""
-    moments = [(each.event_type, _moment(each.timestamp.replace("Z", "+00:00")).timestamp()) for each in events]
+    moments = [
+        (each.event_type, _moment(each.timestamp.replace("Z", "+00:00")).replace(tzinfo=UTC).timestamp())
+        for each in events
+    ]
     asked = [at for kind, at in moments if kind in ("user_message", "tool_result")]
     said = [at for kind, at in moments if kind not in ("user_message", "tool_result")]
     begun_s = max(asked, default=min(said, default=0.0))
@@ -281,6 +299,6 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(seconds + fraction + zone).replace(tzinfo=None)
 
 
-def _check(tokens: int, number: int) -> None:
+def _check(tokens: int, number: int, what: str = "a prompt") -> None:
     if not 0 <= tokens <= MAX_TOKENS:
-        raise InvalidInput(f"line {number}: a prompt of {tokens} tokens; the limit is {MAX_TOKENS}")
+        raise InvalidInput(f"line {number}: {what} of {tokens} tokens; it must be 0 to {MAX_TOKENS}")
