@@ -51,7 +51,7 @@ def test_a_system_prompt_that_all_agents_share_does_not_gather_them_on_one_endpo
     work = {target: own * count + (0 if target == holder else 6144) for target, count in targets.items()}
     assert len(work) == 4
     assert max(work.values()) / (sum(work.values()) / 4) < 1.15
-    assert max(targets.values()) < asked / 2
+    assert max(targets.values()) / (asked / 4) < 1.7
 
 
 def test_load_counts_from_the_dispatch_on_and_not_from_the_first_byte() -> None:
