@@ -4,7 +4,7 @@ import asyncio
 import functools
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import uvloop
@@ -13,7 +13,7 @@ from bench.bars.registry import Figure, bar
 from bench.bars.shapes import SHAPES, run_once, void_of
 from bench.ground import pool_of_engines, sum_of
 from shoal.hosts.load import LoadReport, Sample, run_load
-from shoal.workload import Plan, zipf
+from shoal.workload import Plan, multi_turn, zipf
 
 _ENGINES = 4
 _TWO = ("--workers", "2")
@@ -32,10 +32,17 @@ def _steady(plan: Plan, flags: tuple[str, ...]) -> LoadReport:
     return report
 
 
+def _chats(rng: np.random.Generator) -> Plan:
+    """The multi-turn shape, five times as long: what one chat that moves costs is a twentieth of a point here."""
+    return multi_turn(
+        rng, chats=160, turns=6, systems=8, system_chars=4_000, say_chars=(700, 1_300), reply_tokens=(16, 32)
+    )
+
+
 @functools.cache
-def _pairs(shape: str, seeds: int) -> list[tuple[LoadReport, LoadReport]]:
+def _pairs(make: Callable[[np.random.Generator], Plan], seeds: int) -> list[tuple[LoadReport, LoadReport]]:
     """(one picker, two pickers) per seed."""
-    plans = [SHAPES[shape](np.random.default_rng(seed)) for seed in range(1, seeds + 1)]
+    plans = [make(np.random.default_rng(seed)) for seed in range(1, seeds + 1)]
     return [(_steady(plan, ()), _steady(plan, _TWO)) for plan in plans]
 
 
@@ -49,14 +56,14 @@ def _figure(values: Sequence[float], reports: Sequence[LoadReport], **details: o
 
 @bar("share.hit-ratio", "hit ratio that two pickers lose against one, multi-turn", unit="pts", at_most=2.0, part=3)
 def _hit_ratio(scale: float) -> Figure:
-    pairs = _pairs("multi-turn", max(1, round(5 * scale)))
+    pairs = _pairs(_chats, max(1, round(5 * scale)))
     lost = [100.0 * (one.hit_ratio - two.hit_ratio) for one, two in pairs]
     return _figure(lost, [run for pair in pairs for run in pair], one=[one.hit_ratio for one, _ in pairs])
 
 
 @bar("share.imbalance", "busiest engine over the mean, two pickers against one, hot prompt", at_most=1.1, part=3)
 def _imbalance(scale: float) -> Figure:
-    pairs = _pairs("hot", max(1, round(5 * scale)))
+    pairs = _pairs(SHAPES["hot"], max(1, round(5 * scale)))
     ratios = [two.imbalance / one.imbalance for one, two in pairs]
     return _figure(ratios, [run for pair in pairs for run in pair], one=[one.imbalance for one, _ in pairs])
 

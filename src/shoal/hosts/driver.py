@@ -31,9 +31,9 @@ _OF_REQUEST = (Fetch, Forward, Refuse)
 class Driver:
     """One router on the running event loop.
 
-    clock: seconds that never go back (`time.monotonic`).  on_account: called for every closed request.  after: called
-    after each step while somebody wants to know.  on_evict: called from the loop for each request that the router wants
-    back from its engine.
+    clock: seconds that never go back (`time.monotonic`).  on_account: called for every closed request.  before: called
+    before each arrival, and after: after each step, while somebody wants to know.  on_evict: called from the loop for
+    each request that the router wants back from its engine.
     """
 
     def __init__(
@@ -51,11 +51,14 @@ class Driver:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[str, Callable[[OfRequest], None]] = {}
+        self.before: Callable[[], None] | None = None
         self.after: Callable[[], None] | None = None
         self.on_evict: Callable[[Evict], None] = self._keep
 
     def feed(self, event: Event) -> list[Command]:
         """Give the router one event now and return its commands."""
+        if self.before is not None and type(event) is Arrived:
+            self.before()
         now = self._clock()
         commands = self.router.handle(event, now)
         try:

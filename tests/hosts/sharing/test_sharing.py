@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import zmq
 
 from shoal.hosts.sharing import messages
+from shoal.hosts.sharing.voice import AT_ONCE, FLUSH_COUNT, FLUSH_S
 from shoal.routing.news import PeerBooked
 from tests.hosts.sharing.pickers import Picker, all_follow_all, all_hear, until
 
@@ -52,6 +54,38 @@ def test_a_prompt_that_one_sent_is_known_to_the_other(tmp_path: Path) -> None:
         first.finish(name, place)
         await until(lambda: second.router.status().index_entries > 0)
         assert second.finish(second.send("chat", 1_280), place) >= 1_024
+
+    play(tmp_path, act)
+
+
+def test_of_two_requests_of_one_moment_the_second_picker_knows_where_the_first_went(tmp_path: Path) -> None:
+    async def act(pickers: list[Picker]) -> None:
+        first, second = pickers
+        first.send("chat", 1_280)
+        circle = second.sharing._circle
+        assert circle is not None
+        (ear,) = circle._ears.values()
+        # The loop takes no turn in between: what is there is heard because a request came.
+        assert ear._inbox.socket.poll(30_000)
+        second.send("chat", 1_280)
+        assert second.bookings == 1
+        places = [next(at for at in range(4) if each.router.inflight_at(f"e{at}")) for each in pickers]
+        assert places[0] == places[1]
+
+    play(tmp_path, act)
+
+
+def test_what_is_told_at_once_is_bounded(tmp_path: Path) -> None:
+    async def act(pickers: list[Picker]) -> None:
+        first, second = pickers
+        circle = first.sharing._circle
+        assert circle is not None
+        began_at, before = monotonic(), circle.voice.messages
+        for number in range(2_000):
+            first.send(f"p{number % 50}", 64)
+        refilled = (monotonic() - began_at) / FLUSH_S
+        assert 0 < circle.voice.messages - before <= AT_ONCE + refilled + 2_000 / FLUSH_COUNT + 1
+        await until(lambda: second.bookings == 2_000)
 
     play(tmp_path, act)
 

@@ -20,6 +20,10 @@ from shoal.routing.settings import Sharing as SharingSettings
 
 TICK_S = 0.25
 LOOKUP_S = 5.0
+LISTEN_S = 0.0005
+"""How often, at most, a request's arrival makes this picker listen before it decides: requests of one moment come in
+one turn of the loop, in which it would hear nothing."""
+
 HEAR_S = 1.0
 """How long a picker that begins listens for anybody who could teach it."""
 
@@ -41,6 +45,7 @@ class Circle:
         self._settings = settings
         self._wires = Wires(secret)
         self.voice = Voice(self._wires, driver, run, name)
+        self._listened_at = 0.0
         self._ears: dict[str, Ear] = {}
         self._siblings: tuple[Pair, ...] = ()
         self._remote: tuple[Pair, ...] = ()
@@ -50,6 +55,7 @@ class Circle:
 
     def start(self) -> None:
         """Listen where the configuration says, and begin to speak."""
+        self._driver.before = self._hear
         if self._settings.listen:
             self._listen(self._settings.listen)
         self._tasks.append(asyncio.create_task(self._ticks(), name="sharing"))
@@ -118,12 +124,21 @@ class Circle:
         """End it.  is_leaving: the process ends, and peers are told."""
         for task in self._tasks:
             task.cancel()
+        self._driver.before = None
         self.voice.close(is_leaving=is_leaving)
         for address in list(self._ears):
             self._drop(address)
         self._wires.close()
 
     # ------------------------------------------------------------------ inside
+
+    def _hear(self) -> None:
+        """Take in what peers have said already, before a decision."""
+        now = monotonic()
+        if now - self._listened_at >= LISTEN_S:
+            self._listened_at = now
+            for ear in self._ears.values():
+                ear.hear()
 
     def _listen(self, place: str) -> None:
         """Take the first free pair of the ports; without one this picker hears, and is not heard."""

@@ -83,6 +83,10 @@ class Ear:
             syncs=self.syncs,
         )
 
+    def hear(self) -> None:
+        """Take in what the peer has said already, without waiting for the loop's next turn."""
+        self._inbox.look()
+
     def tick(self) -> None:
         """Look whether the peer fell silent or owes an answer; call it several times a second."""
         self._inbox.look()

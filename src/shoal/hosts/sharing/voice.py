@@ -17,6 +17,10 @@ from shoal.routing.events import PeerSynced
 FLUSH_S = 0.005
 """How long news wait for others: what is told later is decided worse, what is sent singly costs more."""
 
+AT_ONCE = 256
+"""Messages that need not wait for more news: what peers do not hear of a burst they place a second time, or elsewhere.
+One more for each `FLUSH_S`."""
+
 FLUSH_COUNT = 256
 ALIVE_S = 0.25
 GOODBYE_MS = 200
@@ -40,6 +44,8 @@ class Voice:
         self._answers: list[Inbox] = []
         self._timer: asyncio.TimerHandle | None = None
         self._said_at = 0.0
+        self._credit = float(AT_ONCE)
+        self._credit_at = monotonic()
         self.messages = 0
         self._outbox.open()
         driver.after = self.stir
@@ -61,9 +67,9 @@ class Voice:
         self._answers.append(inbox)
 
     def stir(self) -> None:
-        """Say soon what there is to say."""
+        """Say what there is to say: now while that may be, else soon."""
         count = len(self._outbox)
-        if count >= FLUSH_COUNT:
+        if count >= FLUSH_COUNT or (count and self._may_hurry()):
             self.flush()
         elif count and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
@@ -76,6 +82,16 @@ class Voice:
         for news in cut(self._outbox.take()):
             self.messages += 1
             self._say(Told(VERSION, self._run, self._name, self.messages, news))
+
+    def _may_hurry(self) -> bool:
+        """Take one of the messages that need not wait."""
+        now = monotonic()
+        self._credit = min(self._credit + (now - self._credit_at) / FLUSH_S, AT_ONCE)
+        self._credit_at = now
+        if self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
 
     def _met(self, frames: Frames) -> None:
         if frames[0][:1] == b"\x01":
