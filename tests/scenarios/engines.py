@@ -34,7 +34,7 @@ class EngineProcess:
 
     def listening(self) -> "EngineProcess":
         """Wait for its port."""
-        said = until(lambda: re.search(r"listening on http://127.0.0.1:(\d+)", self.log.read_text()), 90.0)
+        said = until(lambda: re.search(r"listening on https?://127.0.0.1:(\d+)", self.log.read_text()), 90.0)
         assert said is not None
         self.port = int(said[1])
         return self
