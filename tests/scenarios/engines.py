@@ -80,6 +80,11 @@ class EngineProcess:
         """What arrived at `path`, oldest first."""
         return [each for each in self._http.get(f"{self.url}/requests").json() if each["path"] == path]
 
+    def post(self, asked: dict[str, Any], key: str) -> None:
+        """One chat request past every pool."""
+        headers = {"authorization": f"Bearer {key}"}
+        self._http.post(f"{self.url}/v1/chat/completions", json=asked, headers=headers).raise_for_status()
+
     def fault(self, **fields: object) -> None:
         """Change its faults."""
         self._http.post(f"{self.url}/faults", json=fields).raise_for_status()
