@@ -14,7 +14,7 @@ from shoal.kernel import Chance, ConfigError
 from shoal.routing.config import load
 from shoal.simulation import fleets, recorded, traces
 from shoal.simulation.arrivals import Arrivals
-from shoal.simulation.cluster import Cluster, ClusterConfig
+from shoal.simulation.cluster import Cluster, ClusterConfig, Places
 from shoal.simulation.fleets import Group, Store
 from shoal.simulation.inferenceperf import read_perf
 from shoal.simulation.loop import Rank
@@ -168,36 +168,8 @@ def run_experiment(
     sessions that have ended.  timeline: filled, when there is one.  A KeyboardInterrupt ends the run with what there
     is (`is_partial`).
     """
-    chance = Chance(seed)
-    made = sessions if sessions is not None else _made(experiment, chance)
-    if experiment.headers:
-        headers = {name.lower(): value for name, value in experiment.headers.items()}
-        made = [session._replace(headers={**headers, **session.headers}) for session in made]
-    made = experiment.arrivals.spread(_owned(made, experiment.tenants, chance), chance.stream("arrivals"))
-    is_exact = load(router, "router").precise is not None
-    nodes = nodes_of(experiment)
-    if is_exact:
-        nodes = tuple(
-            msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=True))
-            for node in nodes
-        )
-    cluster = Cluster(
-        ClusterConfig(
-            nodes=nodes,
-            router=router,
-            routers=experiment.router.count,
-            gossip_s=experiment.router.gossip_s,
-            seed=seed,
-            concurrency=experiment.arrivals.concurrency,
-            store_blocks=fleets.store_blocks(experiment.fleet, experiment.store),
-        )
-    )
-    for incident in experiment.incidents:
-        call = {"kill": cluster.kill, "revive": cluster.revive}.get(incident.what)
-        if call is not None:
-            cluster.loop.at(incident.at_s, Rank.WORLD, call, incident.endpoint)
-        else:
-            cluster.loop.at(incident.at_s, Rank.WORLD, cluster.slow, incident.endpoint, incident.factor)
+    made = arriving(experiment, seed, sessions)
+    cluster = build(experiment, seed, router=router)
     if progress is not None:
         cluster.on_progress = progress
     cluster.timeline = timeline
@@ -206,9 +178,49 @@ def run_experiment(
         cluster.run(made)
     except KeyboardInterrupt:
         is_partial = True
-    names = [node.id for node in nodes]
+    names = [node.id for node in cluster.config.nodes]
     result = summarise(cluster.samples, names, cluster.loop.now, timeline=timeline, is_partial=is_partial)
     return result, cluster.samples
+
+
+def arriving(experiment: Experiment, seed: int, sessions: list[Session] | None = None) -> list[Session]:
+    """Return the sessions of a run with their times, tenants and headers.  sessions: of a trace."""
+    chance = Chance(seed)
+    made = sessions if sessions is not None else _made(experiment, chance)
+    if experiment.headers:
+        headers = {name.lower(): value for name, value in experiment.headers.items()}
+        made = [session._replace(headers={**headers, **session.headers}) for session in made]
+    return experiment.arrivals.spread(_owned(made, experiment.tenants, chance), chance.stream("arrivals"))
+
+
+def build(experiment: Experiment, seed: int, *, router: str = "", places: Places | None = None) -> Cluster:
+    """Return the pool of a run, with its incidents ahead of it.
+
+    router: text of the configuration.  places: decides in the place of its pickers.
+    """
+    nodes = nodes_of(experiment)
+    if load(router, "router").precise is not None:
+        nodes = tuple(
+            msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=True))
+            for node in nodes
+        )
+    config = ClusterConfig(
+        nodes=nodes,
+        router=router,
+        routers=experiment.router.count,
+        gossip_s=experiment.router.gossip_s,
+        seed=seed,
+        concurrency=experiment.arrivals.concurrency,
+        store_blocks=fleets.store_blocks(experiment.fleet, experiment.store),
+    )
+    cluster = Cluster(config, places=places)
+    for incident in experiment.incidents:
+        call = {"kill": cluster.kill, "revive": cluster.revive}.get(incident.what)
+        if call is not None:
+            cluster.loop.at(incident.at_s, Rank.WORLD, call, incident.endpoint)
+        else:
+            cluster.loop.at(incident.at_s, Rank.WORLD, cluster.slow, incident.endpoint, incident.factor)
+    return cluster
 
 
 def sessions_of(trace: Trace, files: list[bytes]) -> list[Session]:
