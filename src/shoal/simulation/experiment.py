@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import yaml
 
-from shoal.kernel import Chance, ConfigError
+from shoal.kernel import Chance, ConfigError, InvalidInput
 from shoal.routing.config import load
 from shoal.simulation import fleets, recorded, traces
 from shoal.simulation.arrivals import Arrivals
@@ -26,7 +26,8 @@ from shoal.simulation.workloads import Recipe
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
-    """Recorded traffic.  rate: how much faster than recorded.  limit: requests or sessions, 0 for all.
+    """Recorded traffic.  rate: how much faster than recorded.  limit: requests or sessions, 0 for all.  skip: sessions
+    left out at its beginning, as when a policy was chosen on them; the first one behind them begins at 0.
 
     has_sessions: of `mooncake`, see `traces.mooncake`; journals have sessions of themselves.
     """
@@ -36,6 +37,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     has_sessions: bool = False
     rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     limit: Annotated[int, msgspec.Meta(ge=0)] = 0
+    skip: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    @property
+    def last(self) -> int:
+        """Up to which request or session it is read, 0 for all."""
+        return self.limit + self.skip if self.limit else 0
 
     @property
     def is_timed(self) -> bool:
@@ -224,19 +231,35 @@ def build(experiment: Experiment, seed: int, *, router: str = "", places: Places
 
 
 def sessions_of(trace: Trace, files: list[bytes]) -> list[Session]:
-    """Return the sessions of a trace.  files: one, or all of a claude-code trace or of journals; see `traces`."""
+    """Return the sessions of a trace.  files: one, or all of a claude-code trace or of journals; see `traces`.
+
+    Raises InvalidInput.
+    """
+    sessions = _sessions_of(trace, files)[trace.skip :]
+    if not sessions and trace.skip:
+        raise InvalidInput(f"has no session behind the {trace.skip} to skip")
+    start_s = min((session.arrives_s for session in sessions if session.arrives_s is not None), default=0.0)
+    if not trace.skip or not start_s:
+        return sessions
+    return [
+        session if session.arrives_s is None else session._replace(arrives_s=session.arrives_s - start_s)
+        for session in sessions
+    ]
+
+
+def _sessions_of(trace: Trace, files: list[bytes]) -> list[Session]:
     match trace.format:
         case "claude-code":
-            return traces.claude_code(files[: trace.limit or None])
+            return traces.claude_code(files[: trace.last or None])
         case "journal":
-            return recorded.journal(files, rate=trace.rate, limit=trace.limit)
+            return recorded.journal(files, rate=trace.rate, limit=trace.last)
         case "azure":
-            return traces.azure(files[0].decode(errors="replace"), rate=trace.rate, limit=trace.limit)
+            return traces.azure(files[0].decode(errors="replace"), rate=trace.rate, limit=trace.last)
         case "tracelab":
-            return traces.tracelab(files[0].splitlines(), limit=trace.limit)
+            return traces.tracelab(files[0].splitlines(), limit=trace.last)
         case "mooncake":
             lines = files[0].splitlines()
-            return traces.mooncake(lines, rate=trace.rate, limit=trace.limit, has_sessions=trace.has_sessions)
+            return traces.mooncake(lines, rate=trace.rate, limit=trace.last, has_sessions=trace.has_sessions)
 
 
 def with_perf(experiment: Experiment, text: str) -> Experiment:
