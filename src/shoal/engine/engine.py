@@ -35,7 +35,8 @@ class Engine:
 
     `deadline()` is the end of the step in progress.  A step costs O(sequences in it).  is_streaming: whether each step
     says whom it gave tokens; otherwise there is no `Emit`, and decode steps with nothing between them are taken at
-    once, with the same results.  store: that other engines read and write, too.
+    once, with the same results.  store: that other engines read and write, too.  step_time: in the place of the
+    profile's.
     """
 
     __slots__ = (
@@ -61,7 +62,14 @@ class Engine:
         "num_blocks",
     )
 
-    def __init__(self, config: EngineConfig, *, is_streaming: bool = True, store: HostTier | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        is_streaming: bool = True,
+        store: HostTier | None = None,
+        step_time: StepTime | None = None,
+    ) -> None:
         profile = config.profile
         self.num_blocks = config.num_blocks or profile.num_blocks
         self.block_size = config.block_size or profile.block_size
@@ -84,7 +92,7 @@ class Engine:
             budget_tokens=config.max_num_batched_tokens or profile.max_num_batched_tokens,
             max_loras=config.max_loras,
         )
-        self._step_time = StepTime(profile, config.speculation)
+        self._step_time = step_time or StepTime(profile, config.speculation)
         self._pausing = Pausing()
         self._asked_reset: CacheReset | None = None
         self._slow_factor = config.slow_factor

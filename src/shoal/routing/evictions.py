@@ -124,8 +124,7 @@ class Evictions:
     def over(self, request_id: str) -> None:
         """Forget a request."""
         for table in (self._running, self._asked, self._times):
-            if table:
-                table.pop(request_id, None)
+            table.pop(request_id, None)
 
     def clear(self) -> None:
         """Nobody is asked back any more."""

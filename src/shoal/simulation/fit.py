@@ -1,13 +1,15 @@
 """From what engines were seen to do to the coefficients of the model of them.
 
-A model engine is sent what the real ones were sent, and its coefficients are changed until it answers when they did:
-least squares on the relative errors of ttft and of the time of decoding, with a loss that far outliers do not rule.
-Later requests of each endpoint are held out and tell how well it fits.  Owns the method; what journals say of engines
-is `observed`'s, the formula is `engine.steptime`'s.
+A model engine is sent what the real ones were sent, at the moments of its work at which they came there: so the steps
+that it takes are about those that were.  The time of a request is a sum of steps, and that of a step of coefficients:
+least squares on the relative errors of ttft and of the time of decoding, each weighed by its own scatter, with a loss
+that far outliers do not rule; then again with the steps of what was found, until it stays.  Later requests of each
+endpoint are held out and tell how well it fits.  Owns the method; what journals say of engines is `observed`'s, which
+steps a request waits for is `enginerun`'s, the formula is `engine.steptime`'s.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -15,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.engine import Profile
 from shoal.kernel import InvalidInput
-from shoal.simulation.enginerun import EngineRun
+from shoal.simulation.enginerun import EngineRun, Guide, Steps
 from shoal.simulation.observed import Seen, Served
 
 Floats = npt.NDArray[np.float64]
@@ -29,18 +31,20 @@ _HELD_OUT = 0.3
 # An answer of few tokens says more of the moment at which it came than of the step.
 _LEAST_DECODED = 8
 _LEAST, _MOST = 1e-3, 50.0
-_STEP = 0.1
-# At a busy engine a first token comes up to a step sooner or later by chance: only means of so many are compared.
-_TOGETHER = 25
-# The time of decoding has in it which prefills of others just fell into it; a first token, or the mean of many, less.
-_WEIGHT_FIRST = 3.0
-_OUTLIER = 0.1
-# As much as one request that is off by a hundredth for a coefficient that is a unit away from where it began: rules
-# only what no request says anything of.
-_PRIOR = 0.01
+_SHORTEST_S = 1e-5
+_FEWEST_TO_COMPARE = 25
+_LEAST_SCATTER, _MOST_SCATTER = 0.005, 0.3
+# Of the squares of errors that are normal, in their variance.
+_MEDIAN_OF_SQUARES = 0.455
+# As much as one request that is off by a tenth of the scatter for a coefficient that is a unit away from where it
+# began: rules only what no request says anything of.
+_PRIOR = 0.1
 _EQUAL = 0.05
-_ROUNDS = 3
-_LIMIT_OF_CALLS = 12
+_SAME_FACTOR = 0.005
+_ROUNDS_OF_FACTORS = 4
+_ROUNDS_OF_SCALE = 2
+_MOST_ROUNDS = 10
+_STAYED = 0.003
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,9 +79,23 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Part:
-    """One endpoint: its requests, which of them are learned from, and what was measured."""
+    """One endpoint: its requests, what was measured, and which of it is learned from.
 
-    __slots__ = ("computed", "decode_s", "factor", "first_s", "is_alone", "is_held_out", "last_s", "name", "run")
+    first, decode, last: places of the known times that teach; of the last token only where the first is not known.
+    """
+
+    __slots__ = (
+        "decode",
+        "decode_s",
+        "factor",
+        "first",
+        "first_s",
+        "is_held_out",
+        "last",
+        "last_s",
+        "name",
+        "run",
+    )
 
     def __init__(self, seen: Seen, most: int, block_size: int) -> None:
         served = [each for each in seen.served if each.prompt_tokens > 0][:most]
@@ -87,13 +105,15 @@ class _Part:
         clean = np.array([each.is_clean for each in served])
         self.first_s = np.where(clean, _numbers(served, lambda each: each.ttft_s), np.nan)
         self.last_s = np.where(clean, _numbers(served, lambda each: each.total_s), np.nan)
-        self.computed = np.array([max(1, each.prompt_tokens - each.cached_tokens) for each in served])
-        self.is_alone = _alone(served)
         has_decoded = np.array([each.output_tokens >= _LEAST_DECODED for each in served])
         self.decode_s = np.where(has_decoded, self.last_s - self.first_s, np.nan)
         # Of those that teach: an endpoint whose later ones are all load would have nothing to be judged by.
         taught = np.cumsum(~np.isnan(self.last_s))
         self.is_held_out = taught - 1 >= (1 - _HELD_OUT) * taught[-1]
+        has_first = ~np.isnan(self.first_s)
+        self.first = np.flatnonzero(has_first & ~self.is_held_out)
+        self.decode = np.flatnonzero(~np.isnan(self.decode_s) & ~self.is_held_out)
+        self.last = np.flatnonzero(~np.isnan(self.last_s) & ~has_first & ~self.is_held_out)
 
 
 def fit(
@@ -125,7 +145,9 @@ def fit(
     told = _Told(progress)
     start = _rescaled(parts, _seconds_of(base), base, told)
     found, spread = _solved(parts, start, base, told)
-    if _has_unequal(parts, _profile_of(found, base)):
+    for _ in range(_ROUNDS_OF_FACTORS):
+        if not _has_changed(parts, found, base):
+            break
         found, spread = _solved(parts, found, base, told)
     profile = msgspec.structs.replace(_profile_of(found, base), name=name or f"{base.name}-fitted")
     return _judged(parts, profile, spread)
@@ -143,8 +165,7 @@ class _Told:
     def __call__(self) -> None:
         self._calls += 1
         if self._progress is not None:
-            most = _ROUNDS + _LIMIT_OF_CALLS * (1 + len(COEFFICIENTS))
-            self._progress(min(1.0, self._calls / most))
+            self._progress(min(1.0, self._calls / (_ROUNDS_OF_SCALE + _MOST_ROUNDS)))
 
 
 # ---------------------------------------------------------------------- profiles as seconds
@@ -199,104 +220,151 @@ def _profile_of(seconds: Floats, base: Profile) -> Profile:
 
 def _rescaled(parts: Sequence[_Part], seconds: Floats, base: Profile, told: Callable[[], None]) -> Floats:
     """Bring compute and memory to about the right speed."""
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS_OF_SCALE):
         profile = _profile_of(seconds, base)
         firsts, decodes = [], []
         for part in parts:
-            first_s, decode_s = part.run.times(profile, part.factor)
-            known = ~part.is_held_out
-            firsts.append(_ratios(part.first_s, first_s, known))
-            decodes.append(_ratios(part.decode_s, decode_s, known))
+            terms = part.run.steps(profile, guide=Guide()).terms(seconds)
+            firsts.append(_ratios(part.first_s, terms.first @ seconds, part.first))
+            decodes.append(_ratios(part.decode_s, terms.decode @ seconds, part.decode))
         told()
         first, decode = _median(np.concatenate(firsts)), _median(np.concatenate(decodes))
         seconds = seconds * np.array([first, first, *[decode or first] * 4, 1.0])
     return seconds
 
 
-def _has_unequal(parts: Sequence[_Part], profile: Profile) -> bool:
-    """Note who is slower or faster than the others; returns whether anybody is."""
+def _has_changed(parts: Sequence[_Part], seconds: Floats, base: Profile) -> bool:
+    """Note who is slower or faster than the others; returns whether that is another than before."""
     ratios = []
     for part in parts:
-        _, decode_s = part.run.times(profile)
-        own = _ratios(part.decode_s, decode_s, ~part.is_held_out)
-        ratios.append(_median(own) if len(own) >= _TOGETHER else 1.0)
-    middle = _median(np.array(ratios))
+        decode_s = part.run.steps(_profile_of(seconds, base), guide=Guide()).terms(seconds).decode @ seconds
+        own = _ratios(part.decode_s, decode_s, part.decode)
+        ratios.append(_median(own) if len(own) >= _FEWEST_TO_COMPARE else 1.0)
+    middle, has_changed = _median(np.array(ratios)), False
     for part, ratio in zip(parts, ratios, strict=True):
-        part.factor = ratio / middle if abs(ratio / middle - 1.0) > _EQUAL else 1.0
-    return any(part.factor != 1.0 for part in parts)
+        factor = ratio / middle if abs(ratio / middle - 1.0) > _EQUAL else 1.0
+        has_changed |= abs(factor - part.factor) > _SAME_FACTOR
+        part.factor = factor
+    return has_changed
 
 
 def _solved(parts: Sequence[_Part], start: Floats, base: Profile, told: Callable[[], None]) -> tuple[Floats, Floats]:
     """Return the seconds with the least squares, and the spread of each."""
-    from scipy.optimize import least_squares
-
     units = _units(start)
-    begun = np.clip(start / units, 2 * _LEAST, _MOST / 2)
-    errors = partial(_errors, parts, units, begun, base, told)
-    found = least_squares(
-        errors,
-        begun,
-        jac=partial(_slopes, errors),
-        bounds=(_LEAST, _MOST),
-        loss="soft_l1",
-        f_scale=_OUTLIER,
-        xtol=1e-3,
-        ftol=1e-2,
-        max_nfev=_LIMIT_OF_CALLS,
-    )
-    residuals = found.fun[: -len(start)]
-    noise = max(1e-3, float(np.median(np.abs(residuals)) * 1.4826))
-    slopes = np.asarray(found.jac, np.float64)
-    information = slopes.T @ slopes / noise**2
-    spread = 1.96 * np.sqrt(np.diag(np.linalg.pinv(information))) / found.x
-    return units * found.x, spread
+    begun = counts = np.clip(start / units, 2 * _LEAST, _MOST / 2)
+    guide = Guide()
+    for _ in range(_MOST_ROUNDS):
+        profile = _profile_of(units * counts, base)
+        squares = _Squares(parts, [part.run.steps(profile, part.factor, guide) for part in parts], units, begun)
+        told()
+        before, counts = counts, squares.solve(counts)
+        guide = squares.guide(counts)
+        if np.all(np.abs(counts - before) < _STAYED * np.maximum(counts, before)):
+            break
+    return units * counts, squares.spread(counts)
 
 
-def _errors(
-    parts: Sequence[_Part], units: Floats, begun: Floats, base: Profile, told: Callable[[], None], counts: Floats
-) -> Floats:
-    """Return the errors with so many units of each coefficient."""
-    profile = _profile_of(units * counts, base)
-    errors = []
-    for part in parts:
-        first_s, decode_s = part.run.times(profile, part.factor)
-        known = ~part.is_held_out
-        errors.append(_WEIGHT_FIRST * _relative(part.first_s, first_s, known & part.is_alone))
-        busy = known & ~part.is_alone & ~np.isnan(part.first_s)
-        errors.append(_WEIGHT_FIRST * _together(part.computed[busy], part.first_s[busy], first_s[busy]))
-        errors.append(_relative(part.decode_s, decode_s, known))
-        without_first = known & np.isnan(part.first_s)
-        errors.append(_relative(part.last_s, first_s + decode_s, without_first))
-    told()
-    return np.concatenate([*errors, _PRIOR * (counts - begun)])
+class _Squares:
+    """The errors of all requests that teach, given the steps that each waited for.
+
+    units: seconds that the coefficients are counted in.  begun: how many of them were the first guess.
+    """
+
+    __slots__ = ("_begun", "_parts", "_steps", "_units", "_weights")
+
+    def __init__(self, parts: Sequence[_Part], steps: Sequence[Steps], units: Floats, begun: Floats) -> None:
+        self._parts = parts
+        self._steps = steps
+        self._units = units
+        self._begun = begun
+        self._weights: Floats = np.ones(0)
+
+    def solve(self, counts: Floats) -> Floats:
+        """Return the counts with the least squares, looked for from `counts` on."""
+        from scipy.optimize import least_squares
+
+        self._weights = self._weighed(counts)
+        found = least_squares(
+            lambda x: self._errors(x)[0],
+            counts,
+            jac=lambda x: self._errors(x)[1],
+            bounds=(_LEAST, _MOST),
+            loss="soft_l1",
+        )
+        return np.asarray(found.x, np.float64)
+
+    def spread(self, counts: Floats) -> Floats:
+        """Return half the width of the 95 % interval of each count as a share of it, from how far errors scatter."""
+        errors, slopes = self._errors(counts)
+        trust = 1.0 / np.sqrt(1.0 + errors**2)
+        inverse = np.linalg.pinv(slopes.T @ (slopes * trust[:, None]))
+        scatter = slopes * (errors * trust)[:, None]
+        spread: Floats = 1.96 * np.sqrt(np.diag(inverse @ (scatter.T @ scatter) @ inverse)) / counts
+        return spread
+
+    def guide(self, counts: Floats) -> Guide:
+        """Return how far off the times are that were seen."""
+        logs, _, kinds, waits = self._logs(counts)
+        first, decode, _ = (math.sqrt(max(0.0, _scatter(logs, waits, kinds == kind))) for kind in range(3))
+        return Guide(first, decode)
+
+    def _errors(self, counts: Floats) -> tuple[Floats, Floats]:
+        """Return errors in the sizes that they are expected to have, and their slopes."""
+        logs, slopes, _, _ = self._logs(counts)
+        own = _PRIOR * (counts - self._begun)
+        return (
+            np.concatenate([logs * self._weights, own]),
+            np.concatenate([slopes * self._weights[:, None], _PRIOR * np.eye(len(counts))]),
+        )
+
+    def _weighed(self, counts: Floats) -> Floats:
+        """Return one over the size that each error is expected to have: the scatter of its kind, and of its wait."""
+        logs, _, kinds, waits = self._logs(counts)
+        variances = waits**2
+        for kind in np.unique(kinds):
+            own = kinds == kind
+            variances[own] += np.clip(_scatter(logs, waits, own), _LEAST_SCATTER**2, _MOST_SCATTER**2)
+        return 1.0 / np.sqrt(variances)
+
+    def _logs(self, counts: Floats) -> tuple[Floats, Floats, npt.NDArray[np.int64], Floats]:
+        """Return the logarithms of said over seen, their slopes, kinds, and what chance does to each by a wait."""
+        seconds = self._units * counts
+        logs, slopes, kinds, waits = [], [], [], []
+        for part, steps in zip(self._parts, self._steps, strict=True):
+            terms = steps.terms(seconds)
+            for kind, (places, seen_s, said, wait_s) in enumerate(
+                (
+                    (part.first, part.first_s, terms.first, terms.wait_s),
+                    (part.decode, part.decode_s, terms.decode, np.zeros_like(terms.wait_s)),
+                    (part.last, part.last_s, terms.first + terms.decode, terms.wait_s),
+                )
+            ):
+                said_s = np.maximum(said[places] @ seconds, _SHORTEST_S)
+                least_s = np.maximum(seen_s[places], _SHORTEST_S)
+                logs.append(np.log(said_s / least_s))
+                slopes.append(said[places] * self._units / said_s[:, None])
+                kinds.append(np.full(len(places), kind))
+                # A step in progress ends at any moment of it: the deviation of what is even between two bounds.
+                waits.append(wait_s[places] / least_s / np.sqrt(12.0))
+        return np.concatenate(logs), np.concatenate(slopes), np.concatenate(kinds), np.concatenate(waits)
 
 
-def _together(computed: npt.NDArray[np.int64], seen_s: Floats, said_s: Floats) -> Floats:
-    """Return the errors of the means of requests that computed about as many tokens of their prompts."""
-    order = np.argsort(computed, kind="stable")
-    groups = np.array_split(order, max(1, len(order) // _TOGETHER)) if len(order) else []
-    return np.array([np.log(max(said_s[group].mean(), 1e-5) / max(seen_s[group].mean(), 1e-5)) for group in groups])
-
-
-def _slopes(errors: Callable[[Floats], Floats], counts: Floats) -> Floats:
-    """Differences over steps that are wide enough for a model whose answers jump where a request just misses a step."""
-    here = errors(counts)
-    columns = []
-    for place, count in enumerate(counts.tolist()):
-        there = counts.copy()
-        there[place] += _STEP * max(1.0, count)
-        columns.append((errors(there) - here) / (there[place] - count))
-    return np.stack(columns, axis=1)
+def _scatter(logs: Floats, waits: Floats, chosen: npt.NDArray[np.bool_]) -> float:
+    """Return the variance of errors beyond that of the waits, as if they were normal; outliers do not rule it."""
+    if not chosen.any():
+        return 0.0
+    return float(np.median(logs[chosen] ** 2) / _MEDIAN_OF_SQUARES - np.median(waits[chosen] ** 2))
 
 
 # ---------------------------------------------------------------------- how well it fits
 
 
 def _judged(parts: Sequence[_Part], profile: Profile, spread: Floats) -> Fit:
+    seconds = _seconds_of(profile)
     pairs: dict[str, list[tuple[Floats, Floats]]] = {"ttft": [], "decode": [], "e2e": []}
     fitted = held_out = 0
     for part in parts:
-        first_s, decode_s = part.run.times(profile, part.factor)
+        first_s, decode_s = part.run.times(profile, seconds, part.factor)
         is_known = ~np.isnan(part.last_s)
         fitted += int((is_known & ~part.is_held_out).sum())
         held_out += int((is_known & part.is_held_out).sum())
@@ -322,16 +390,6 @@ def _judged(parts: Sequence[_Part], profile: Profile, spread: Floats) -> Fit:
     )
 
 
-def _alone(served: Sequence[Served]) -> npt.NDArray[np.bool_]:
-    """Return which requests came when their engine had nothing to do; those wait for no step."""
-    alone, busy_until = [], -np.inf
-    for each in served:
-        alone.append(each.sent_s > busy_until)
-        known = [at for at in (each.ended_s, each.left_s, each.sent_s + (each.total_s or 0.0)) if at is not None]
-        busy_until = max(busy_until, *known)
-    return np.array(alone)
-
-
 def _error(pairs: Sequence[tuple[Floats, Floats]]) -> Error | None:
     seen = np.concatenate([one for one, _ in pairs])
     said = np.concatenate([other for _, other in pairs])
@@ -346,13 +404,8 @@ def _error(pairs: Sequence[tuple[Floats, Floats]]) -> Error | None:
     )
 
 
-def _relative(seen_s: Floats, said_s: Floats, chosen: npt.NDArray[np.bool_]) -> Floats:
-    chosen = chosen & ~np.isnan(seen_s)
-    return np.log(np.maximum(said_s[chosen], 1e-5) / np.maximum(seen_s[chosen], 1e-5))
-
-
-def _ratios(seen_s: Floats, said_s: Floats, chosen: npt.NDArray[np.bool_]) -> Floats:
-    return np.exp(-_relative(seen_s, said_s, chosen))
+def _ratios(seen_s: Floats, said_s: Floats, places: npt.NDArray[np.intp]) -> Floats:
+    return np.maximum(seen_s[places], _SHORTEST_S) / np.maximum(said_s[places], _SHORTEST_S)
 
 
 def _median(values: Floats) -> float:
