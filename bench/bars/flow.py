@@ -131,17 +131,15 @@ def _queue(scale: float) -> Figure:
         began = clock()
         assert not queue.full(came)
         queue.offer(came, now)
-        goes = lane.next(_always, now)
+        first = lane.first(now)
+        assert first is not None
+        goes = lane.next(first, now, is_held_back=False)
         assert goes is not None
         queue.serve(goes, now)
         queue.spent(goes, 1_000.0, now)
         spent.append(clock() - began)
     assert len(queue) == _QUEUED
     return Figure(value=float(np.median(spent)) / 1e3)
-
-
-def _always(priority: int, is_owed: bool) -> bool:
-    return True
 
 
 @bar("flow.cost", "CPU of the whole gate for one that waits, 10,000 waiting", unit="us", at_most=30, part=4)

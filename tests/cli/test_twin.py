@@ -11,8 +11,9 @@ import pytest
 from pyarrow import parquet as pq
 
 from shoal.cli import main
-from shoal.cli.twin_jobs import Job, Progress, run_jobs
+from shoal.cli.twin_jobs import Job, Progress, Search, Work, run_jobs
 from shoal.simulation import Run
+from shoal.simulation.regret import REFERENCE
 
 ROUND_ROBIN = str(Path(__file__).parents[2] / "examples/policies/round-robin.yaml")
 SMALL = "workload: {shape: agents, sessions: 6, turns: [2, 4]}\nseeds: [1, 2]\n"
@@ -112,6 +113,51 @@ def test_without_pyarrow_tables_are_refused_with_what_to_install(
     assert "pip install 'shoal[twin]'" in capsys.readouterr().err
 
 
+def test_the_reference_has_a_row_and_each_policy_its_regret(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    page = tmp_path / "page.html"
+    words = ["twin", "compare", small, "--load", "2,6", "--policy", "default", "--policy", ROUND_ROBIN]
+    for jobs, path in zip("12", files, strict=True):
+        searched = ["--reference", "--trials", "8", "--jobs", jobs, "--json", str(path), "--report", str(page)]
+        assert main([*words, *searched]) == 0
+    shown = capsys.readouterr().out
+    assert "regret %" in shown
+    assert "is no policy" in shown
+    assert "nobody can deploy it" in page.read_text()
+    one, two = (json.loads(path.read_text()) for path in files)
+    assert one["runs"] == two["runs"]
+    assert one["trials"] == 8
+    assert not one["is_partial"]
+    rows = [(row["policy"], row["load"]) for row in one["comparison"]]
+    policies = ("default", ROUND_ROBIN, REFERENCE)
+    assert rows == [(policy, load) for load in (2.0, 6.0) for policy in policies]
+    assert REFERENCE not in one["policies"]
+    regrets = {row["policy"]: row["figures"]["regret"]["mean"] for row in one["comparison"] if row["load"] == 6.0}
+    assert regrets[REFERENCE] == 0.0 <= regrets["default"]
+    assert regrets[ROUND_ROBIN] > 0.0
+
+
+def test_without_a_reference_nobody_speaks_of_regret(small: str, tmp_path: Path) -> None:
+    page, found = tmp_path / "page.html", tmp_path / "found.json"
+    words = ["--seed", "1", "--report", str(page), "--json", str(found), "--policy", "default"]
+    assert main(["twin", "compare", small, *words]) == 0
+    assert "egret" not in page.read_text()
+    assert json.loads(found.read_text())["runs"][0]["regret_ratio"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--trials", "0"], "above 0"), (["--trials", "x"], "whole number"), (["--every-step"], "leave --every-step out")],
+)
+def test_a_search_that_cannot_be_is_refused(
+    small: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(["twin", "compare", small, "--policy", "default", "--reference", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.fixture
 def hears_interrupts() -> Iterator[None]:
     """A shell starts what it runs in the background deaf to SIGINT, and Python then leaves it so."""
@@ -145,6 +191,31 @@ def test_ctrl_c_leaves_what_there_is_and_says_so(
     assert data["is_partial"]
     assert [run["is_partial"] for run in data["runs"]] == [True] * int(jobs)
     assert all(0 < run["requests"] < 8000 for run in data["runs"])
+
+
+@pytest.mark.usefixtures("hears_interrupts")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_in_the_search_leaves_the_policies_whole(
+    small: str, tmp_path: Path, jobs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(work: Sequence[Work], at_once: int, progress: Progress) -> tuple[list[Run], bool]:
+        def told(runs: float, requests: int) -> None:
+            progress(runs, requests)
+            if isinstance(work[0], Search) and requests > 200:
+                signal.raise_signal(signal.SIGINT)
+
+        return run_jobs(work, at_once, told)
+
+    monkeypatch.setattr("shoal.cli.twin_jobs.run_jobs", interrupted)
+    found = tmp_path / "found.json"
+    words = ["--policy", "default", "--reference", "--trials", "100000", "--jobs", jobs, "--json", str(found)]
+    assert main(["twin", "compare", small, *words]) == 130
+    shown = capsys.readouterr()
+    assert f"interrupted: 2 of 4 runs were done, {jobs} in part" in shown.err
+    assert "regret" not in shown.out
+    data = json.loads(found.read_text())
+    assert [run["is_partial"] for run in data["runs"]] == [False, False, *[True] * int(jobs)]
+    assert [run["requests"] for run in data["runs"][2:]] == [run["requests"] for run in data["runs"][: int(jobs)]]
 
 
 def test_a_narrow_terminal_gets_whole_numbers_of_fewer_figures() -> None:

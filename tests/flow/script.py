@@ -36,8 +36,14 @@ class Script:
         self.queue.offer(ticket, self.now)
         return ticket
 
+    def next(self, lane: str = "", *, is_held_back: bool = False) -> Ticket | None:
+        """Who goes next where there is room; is_held_back: but not for the first band."""
+        chosen = self.queue.lane(lane)
+        first = chosen.first(self.now)
+        return chosen.next(first, self.now, is_held_back=is_held_back) if first is not None else None
+
     def pop(self, lane: str = "") -> Ticket | None:
-        ticket = self.queue.lane(lane).next(lambda priority, is_owed: True, self.now)
+        ticket = self.next(lane)
         if ticket is not None:
             self.queue.serve(ticket, self.now)
             self.queue.spent(ticket, ticket.work_tokens, self.now)

@@ -1,7 +1,10 @@
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shoal.flow import Ticket
 from shoal.flow.fairness import GlobalStrictFairness, RoundRobinFairness, TokenFairness
 from shoal.flow.programs import ProgramAwareFairness
 from tests.flow.script import Script
@@ -54,6 +57,51 @@ def test_what_was_measured_puts_the_shares_right() -> None:
             # Its answers are long: each costs 300 tokens more than it was thought to.
             script.queue.correct(ticket, 300.0, script.now)
     assert served == {"a": 10, "b": 40}
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("comes"), st.integers(0, 3)),
+            st.tuples(st.just("goes"), st.just(0)),
+            st.tuples(st.just("costs"), st.integers(-200, 200)),
+        ),
+        min_size=10,
+        max_size=60,
+    )
+)
+def test_the_tenant_that_had_least_goes_next_whatever_its_requests_turn_out_to_cost(
+    steps: list[tuple[str, int]],
+) -> None:
+    """Against a model that looks at everybody each time: of equals, who has stood at its level longer."""
+    script, served_level = Script(), 0.0
+    levels, waiting = defaultdict[str, float](float), Counter[str]()
+    stands, gone = dict[str, int](), list[Ticket]()
+    crowd = [("comes", number % 3) for number in range(24)]
+    for moves, (what, value) in enumerate(crowd + steps, 1):
+        if what == "comes":
+            tenant = f"t{value}"
+            script.add(tenant, work=10.0 * (value + 1), weight=1.0 + value % 2)
+            waiting[tenant] += 1
+            if waiting[tenant] == 1:
+                levels[tenant] = max(levels[tenant], served_level)
+                stands[tenant] = moves
+        elif what == "goes":
+            expected = min((name for name in stands if waiting[name]), key=lambda n: (levels[n], stands[n]), default="")
+            ticket = script.pop()
+            assert (ticket.tenant_id if ticket is not None else "") == expected
+            if ticket is not None:
+                gone.append(ticket)
+                waiting[expected] -= 1
+                served_level = levels[expected] = max(levels[expected], served_level)
+                levels[expected] += ticket.work_tokens / ticket.weight
+                stands[expected] = moves
+        elif gone:
+            ticket = gone.pop(value % len(gone))
+            script.queue.correct(ticket, float(value), script.now)
+            levels[ticket.tenant_id] += value / ticket.weight
+            if value:
+                stands[ticket.tenant_id] = moves
 
 
 def test_global_strict_is_one_order_over_all_tenants() -> None:

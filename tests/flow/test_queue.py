@@ -47,7 +47,8 @@ def test_a_band_that_may_not_go_holds_back_those_below_it() -> None:
     script = Script(is_strict=True)
     script.add("high", priority=10)
     script.add("low", priority=0)
-    assert script.queue.lane("").next(lambda priority, is_owed: priority < 10, 0.0) is None
+    assert script.next(is_held_back=True) is None
+    assert script.next() is not None
 
 
 def test_requests_and_bytes_are_bounded_by_band_and_in_all() -> None:

@@ -34,7 +34,7 @@ class EngineProcess:
 
     def listening(self) -> "EngineProcess":
         """Wait for its port."""
-        said = until(lambda: re.search(r"listening on http://127.0.0.1:(\d+)", self.log.read_text()), 90.0)
+        said = until(lambda: re.search(r"listening on https?://127.0.0.1:(\d+)", self.log.read_text()), 90.0)
         assert said is not None
         self.port = int(said[1])
         return self
@@ -79,6 +79,11 @@ class EngineProcess:
     def arrivals(self, path: str = "/v1/chat/completions") -> list[dict[str, Any]]:
         """What arrived at `path`, oldest first."""
         return [each for each in self._http.get(f"{self.url}/requests").json() if each["path"] == path]
+
+    def post(self, asked: dict[str, Any], key: str) -> None:
+        """One chat request past every pool."""
+        headers = {"authorization": f"Bearer {key}"}
+        self._http.post(f"{self.url}/v1/chat/completions", json=asked, headers=headers).raise_for_status()
 
     def fault(self, **fields: object) -> None:
         """Change its faults."""

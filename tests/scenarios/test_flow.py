@@ -186,7 +186,7 @@ def test_an_answer_that_has_begun_is_cut_only_where_the_file_says_so(tmp_path: P
         settings = ONE_AT_A_TIME.replace("enabled: true", f"enabled: true, trust_headers: true, eviction: {eviction}")
         flags = ("--engines", "1")
         with (
-            pool("direct", tmp_path / eviction, flags, settings + OBJECTIVES) as running,
+            pool("direct", tmp_path / eviction[:6], flags, settings + OBJECTIVES) as running,
             ThreadPoolExecutor(1) as client,
         ):
             wish = {"x-llm-d-inference-objective": "low"}

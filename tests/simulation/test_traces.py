@@ -7,6 +7,7 @@ import pytest
 
 from shoal.kernel import InvalidInput
 from shoal.simulation import Session, Turn, traces
+from shoal.simulation.experiment import Trace, sessions_of
 
 
 def turns(session: Session) -> list[Turn]:
@@ -24,6 +25,19 @@ def test_mooncake_rows_keep_their_times_lengths_and_shared_blocks() -> None:
     assert (first.prompt.tokens, first.output_tokens) == (1100, 5)
     shared = [a == b for a, b in zip(first.prompt.chain, second.prompt.chain, strict=False)]
     assert shared == [True] * 64 + [False] * 4
+
+
+def test_what_is_left_behind_a_skip_begins_at_nought_and_is_the_rest_of_the_trace() -> None:
+    rows = [{"timestamp": 1000 * n, "input_length": 600 + n, "output_length": 5, "hash_ids": [n, 90]} for n in range(9)]
+    lines = [b"\n".join(json.dumps(row).encode() for row in rows)]
+    first, behind = (
+        sessions_of(Trace(path="x", format="mooncake", limit=4, skip=skip, rate=2.0), lines) for skip in (0, 4)
+    )
+    assert [session.arrives_s for session in first] == [session.arrives_s for session in behind] == [0.0, 0.5, 1.0, 1.5]
+    assert [turns(session)[0].prompt.tokens for session in first + behind] == [600 + n for n in range(8)]
+    assert len(sessions_of(Trace(path="x", format="mooncake", skip=2), lines)) == 7
+    with pytest.raises(InvalidInput, match="no session behind the 9 to skip"):
+        sessions_of(Trace(path="x", format="mooncake", skip=9), lines)
 
 
 def test_azure_rows_share_nothing() -> None:

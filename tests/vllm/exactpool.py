@@ -1,5 +1,7 @@
 """A pool that follows the KV events of its engines, and what it predicts of each request."""
 
+import os
+import signal
 import time
 from typing import Any, NamedTuple
 
@@ -35,11 +37,12 @@ class ExactPool:
     def __init__(self, running: ScenarioPool) -> None:
         self.pool = running
 
-    def ask(self, path: str, body: dict[str, Any]) -> Asked:
-        """One request to its end, and to the end of what its engine tells."""
+    def ask(self, path: str, body: dict[str, Any], **headers: str) -> Asked:
+        """One request to its end, and to the end of what its engine tells.  headers: with _ for -."""
         name = f"asked-{time.monotonic_ns()}"
         asked = {"model": "tiny", "max_tokens": 5, "temperature": 0, **body}
-        answer = self.pool.post(asked, {"x-request-id": name}, path)
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = self.pool.post(asked, {"x-request-id": name, **more}, path)
         assert answer.status_code == 200, answer.text
         found = self.pool.explained(name)
         self.settle()
@@ -57,6 +60,14 @@ class ExactPool:
         while (now := self.pool.sample("llm_d_epp_kv_cache_events_messages_received_total")) != before:
             before = now
             time.sleep(0.1)
+
+    def kill_picker(self) -> None:
+        """Kill the only worker, and wait until its successor knows every cache."""
+        (old,) = self.pool.worker_pids()
+        os.kill(old, signal.SIGKILL)
+        until(lambda: self.pool.worker_pids() not in ([], [old]), why=self.pool.said)
+        until(lambda: all(worker.is_answering for worker in self.pool.client.picture().workers), why=self.pool.said)
+        self.wait_fresh()
 
     def wait_fresh(self) -> None:
         """Wait until every cache is known."""

@@ -1,8 +1,6 @@
 """What the picker knows of the caches of real vLLMs is what these report."""
 
 import json
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -153,11 +151,7 @@ def test_a_reset_cache_is_known_from_the_next_step_of_the_engine_on(exact: Exact
 def test_a_new_picker_knows_the_caches_from_a_replay(exact: ExactPool) -> None:
     prompt = {"prompt": f"{time.monotonic_ns()}\n" + LONG}
     first = exact.ask(COMPLETIONS, prompt)
-    (old,) = exact.pool.worker_pids()
-    os.kill(old, signal.SIGKILL)
-    until(lambda: exact.pool.worker_pids() not in ([], [old]), why=exact.pool.said)
-    until(lambda: all(worker.is_answering for worker in exact.pool.client.picture().workers), why=exact.pool.said)
-    exact.wait_fresh()
+    exact.kill_picker()
     found = exact.ask(COMPLETIONS, prompt)
     assert found.served == first.served
     assert found.is_exact

@@ -76,6 +76,9 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help=f"hardware and model: {', '.join(PROFILES)}; with -tpN on N chips; or a .yaml file of your own (tiny)",
     )
+    group.add_argument(
+        "--data-parallel-size", type=int, default=1, metavar="N", help="ranks, each with a cache of its own (1)"
+    )
     group.add_argument("--blocks", type=int, default=0, metavar="N", help="KV blocks")
     group.add_argument("--block-size", type=int, default=0, metavar="TOKENS", help="tokens a KV block")
     group.add_argument("--max-num-seqs", type=int, default=0, metavar="N", help="sequences in one step")
@@ -156,6 +159,7 @@ def _config(args: argparse.Namespace) -> EngineServerConfig:
         models=tuple(args.model or ("tiny",)),
         loras=tuple(args.lora),
         profile=profile_named(args.profile, "--profile"),
+        data_parallel_size=args.data_parallel_size,
         num_blocks=args.blocks,
         block_size=args.block_size,
         max_num_seqs=args.max_num_seqs,

@@ -15,7 +15,9 @@ from shoal.cli import flags, twin_fit, twin_replay, twin_size
 from shoal.kernel import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.cli.twin_jobs import Job
+    from collections.abc import Sequence
+
+    from shoal.cli.twin_jobs import Job, Work
     from shoal.report import Document
     from shoal.simulation import Run
 
@@ -26,11 +28,13 @@ examples:
   shoal twin run examples/twin/agents.yaml --load 16,32,64,128 --jobs 2 --report sweep.html
   shoal twin compare examples/twin/agents.yaml --policy default --policy examples/policies/round-robin.yaml
   shoal twin compare examples/twin/chats.yaml --load 10,20 --policy default --policy mine.yaml --report mine.html
+  shoal twin compare examples/twin/agents.yaml --seed 1 --policy default --reference
   shoal twin size --slo ttft_p99=1.5s examples/twin/agents.yaml
   shoal twin replay /var/lib/shoal/journal --config new.yaml
   shoal twin fit /var/lib/shoal/journal --out our-gpu.yaml
 """
 DEFAULT = "default"
+TRIALS = 500
 _INTERRUPTED = 130
 
 
@@ -90,10 +94,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="FILE",
         help=f"a router's configuration, or `{DEFAULT}` (repeatable; the first is what others are compared with)",
     )
+    compare.add_argument(
+        "--reference",
+        action="store_true",
+        help="search with everything known beforehand for how good any policy could be, and show the regret of each",
+    )
+    compare.add_argument(
+        "--trials", type=_count, default=TRIALS, metavar="N", help=f"runs of the search per seed and load ({TRIALS})"
+    )
     twin_fit.add_parser(verbs)
     twin_replay.add_parser(verbs)
     twin_size.add_parser(verbs)
-    run_parser.set_defaults(run=_run, policy=[])
+    run_parser.set_defaults(run=_run, policy=[], reference=False)
     compare.set_defaults(run=_run)
 
 
@@ -109,8 +121,9 @@ def _run(args: argparse.Namespace) -> int:
         TimeRemainingColumn,
     )
 
-    from shoal.cli.twin_jobs import run_jobs
+    from shoal.cli.twin_jobs import run_jobs, searches
     from shoal.cli.twin_tables import show
+    from shoal.simulation.regret import with_regret
 
     _check(args)
     document, jobs = _planned(args)
@@ -118,13 +131,23 @@ def _run(args: argparse.Namespace) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=160)
     with Progress(TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"),
                   TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:  # fmt: skip
-        task = progress.add_task("", total=len(jobs))
+        task = progress.add_task("", total=document.planned)
 
-        def told(runs: float, requests: int) -> None:
-            said = f"run {min(len(jobs), int(runs) + 1)} of {len(jobs)}, {requests:,} requests"
-            progress.update(task, completed=runs, description=said)
+        def carried_out(work: "Sequence[Work]", before: "Sequence[Run]") -> "tuple[list[Run], bool]":
+            ended = sum(len(run.requests) for run in before)
 
-        runs, is_cut = run_jobs(jobs, args.jobs, told)
+            def told(runs: float, requests: int) -> None:
+                number = min(document.planned, len(before) + int(runs) + 1)
+                said = f"run {number} of {document.planned}, {ended + requests:,} requests"
+                progress.update(task, completed=len(before) + runs, description=said)
+
+            return run_jobs(work, args.jobs, told)
+
+        runs, is_cut = carried_out(jobs, [])
+        if args.reference and not is_cut:
+            found, is_cut = carried_out(searches(jobs, runs, args.trials), runs)
+            order = [*document.loads, None]
+            runs = sorted(with_regret([*runs, *found]), key=lambda run: order.index(run.load))
     if runs:
         # Files first: what reads the tables may close the pipe.
         _write(args, document, runs)
@@ -132,7 +155,7 @@ def _run(args: argparse.Namespace) -> int:
     if is_cut:
         whole = sum(not run.result.is_partial for run in runs)
         print(
-            f"shoal: interrupted: {whole} of {len(jobs)} runs were done, {len(runs) - whole} in part"
+            f"shoal: interrupted: {whole} of {document.planned} runs were done, {len(runs) - whole} in part"
             + ("; figures are of those that were done" if whole else "; figures are of what had ended" * bool(runs)),
             file=sys.stderr,
         )
@@ -178,7 +201,8 @@ def _planned(args: argparse.Namespace) -> "tuple[Document, list[Job]]":
         loads=tuple(args.load),
         load_unit=load_unit(experiment),
         command=shlex.join(["shoal", *sys.argv[1:]]),
-        planned=len(jobs),
+        planned=len(jobs) + (len(seeds) * max(1, len(args.load)) if args.reference else 0),
+        trials=args.trials if args.reference else 0,
         versions=about(),
     )
     return document, jobs
@@ -195,6 +219,8 @@ def _step_by_step(text: str) -> str:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.reference and args.every_step:
+        raise ConfigError("is of one kind of engines; leave --every-step out", source="--reference")
     if args.jobs < 1:
         raise ConfigError("must be at least 1", source="--jobs")
     for path in (args.json, args.report):
@@ -221,6 +247,13 @@ def _write(args: argparse.Namespace, document: "Document", runs: "list[Run]") ->
             raise ConfigError(f"cannot be made: {error.strerror}", source=str(args.parquet)) from None
         for name, data in parquet(runs).items():
             flags.write_report(args.parquet / f"{name}.parquet", data)
+
+
+def _count(text: str) -> int:
+    """Read a count.  Raises ArgumentTypeError."""
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
+    return int(text)
 
 
 def _loads(text: str) -> list[float]:

@@ -71,7 +71,7 @@ def read_journal_files(path: Path) -> list[bytes]:
 def _files(path: Path, trace: Trace) -> list[bytes]:
     """Read a trace: one file, or all of a folder or of an archive."""
     suffix = _SUFFIXES.get(trace.format, "")
-    limit = trace.limit if trace.format == "claude-code" else 0
+    limit = trace.last if trace.format == "claude-code" else 0
     try:
         if path.is_dir() and suffix:
             found = sorted(each for each in path.iterdir() if each.name.endswith(suffix))[: limit or None]

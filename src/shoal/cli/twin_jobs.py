@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.cli.twin_files import experiment_of, recorded_sessions
-from shoal.simulation import Run, Timeline, run_experiment
+from shoal.simulation import Experiment, Run, Session, Timeline, run_experiment
+from shoal.simulation.clairvoyant import find_reference
 from shoal.simulation.experiment import at_load, nodes_of
 from shoal.simulation.results import columns
 
-__all__ = ["Job", "Progress", "run_jobs"]
+__all__ = ["Job", "Progress", "Search", "Work", "run_jobs", "searches"]
 
 _LOOK_S = 0.2
 
@@ -36,8 +37,49 @@ class Job(NamedTuple):
     seed: int
     load: float | None = None
 
+    def run(self, told: Callable[[int, float], None]) -> Run:
+        """Return the run.  told: of the requests that have ended, and of the share of it that is done."""
+        experiment, sessions = _read(self.text, self.source, self.load)
+        timeline = Timeline([node.id for node in nodes_of(experiment)])
+        result, samples = run_experiment(
+            experiment, self.seed, router=self.router, sessions=sessions, progress=told, timeline=timeline
+        )
+        return Run(self.policy, self.load, self.seed, result, columns(samples), timeline)
 
-def run_jobs(jobs: Sequence[Job], at_once: int, progress: Progress) -> tuple[list[Run], bool]:
+
+class Search(NamedTuple):
+    """The search for the reference of runs, which have one load and seed.  source, text: of the experiment."""
+
+    source: str
+    text: str
+    runs: tuple[Run, ...]
+    trials: int
+
+    def run(self, told: Callable[[int, float], None]) -> Run:
+        """Return the best run that was found.  told: as by a job."""
+        experiment, sessions = _read(self.text, self.source, self.runs[0].load)
+        return find_reference(experiment, self.runs, sessions=sessions, trials=self.trials, progress=told)
+
+
+Work = Job | Search
+
+
+def _read(text: str, source: str, load: float | None) -> tuple[Experiment, list[Session] | None]:
+    experiment = experiment_of(text, Path(source))
+    if load is not None:
+        experiment = at_load(experiment, load)
+    return experiment, recorded_sessions(experiment, Path(source))
+
+
+def searches(jobs: Sequence[Job], runs: Sequence[Run], trials: int) -> list[Search]:
+    """Return a search per load and seed.  runs: of the jobs, all whole."""
+    groups: dict[tuple[float | None, int], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.load, run.seed), []).append(run)
+    return [Search(jobs[0].source, jobs[0].text, tuple(group), trials) for group in groups.values()]
+
+
+def run_jobs(jobs: Sequence[Work], at_once: int, progress: Progress) -> tuple[list[Run], bool]:
     """Return the runs in the order of their jobs, and whether Ctrl-C cut them short.
 
     What had been done then is there, the run in progress as a partial one; with several at once too.
@@ -45,7 +87,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, progress: Progress) -> tuple[lis
     return _in_turn(jobs, progress) if at_once == 1 or len(jobs) == 1 else _at_once(jobs, at_once, progress)
 
 
-def _in_turn(jobs: Sequence[Job], progress: Progress) -> tuple[list[Run], bool]:
+def _in_turn(jobs: Sequence[Work], progress: Progress) -> tuple[list[Run], bool]:
     runs: list[Run] = []
     ended = 0
 
@@ -54,7 +96,7 @@ def _in_turn(jobs: Sequence[Job], progress: Progress) -> tuple[list[Run], bool]:
 
     try:
         for job in jobs:
-            run = _run(job, told)
+            run = job.run(told)
             runs.append(run)
             ended += len(run.requests)
             progress(len(runs), ended)
@@ -65,26 +107,10 @@ def _in_turn(jobs: Sequence[Job], progress: Progress) -> tuple[list[Run], bool]:
     return runs, False
 
 
-def _run(job: Job, told: Callable[[int, float], None]) -> Run:
-    experiment = experiment_of(job.text, Path(job.source))
-    if job.load is not None:
-        experiment = at_load(experiment, job.load)
-    timeline = Timeline([node.id for node in nodes_of(experiment)])
-    result, samples = run_experiment(
-        experiment,
-        job.seed,
-        router=job.router,
-        sessions=recorded_sessions(experiment, Path(job.source)),
-        progress=told,
-        timeline=timeline,
-    )
-    return Run(job.policy, job.load, job.seed, result, columns(samples), timeline)
-
-
 # ---------------------------------------------------------------------- several processes
 
 
-def _at_once(jobs: Sequence[Job], at_once: int, progress: Progress) -> tuple[list[Run], bool]:
+def _at_once(jobs: Sequence[Work], at_once: int, progress: Progress) -> tuple[list[Run], bool]:
     """Give each process a job when it is free.  They are told of Ctrl-C, as to hear it could stop them anywhere."""
     context = multiprocessing.get_context()
     requests, shares = context.Array("q", len(jobs), lock=False), context.Array("d", len(jobs), lock=False)
@@ -117,7 +143,7 @@ def _begin(requests: Any, shares: Any, stop: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _remote(number: int, job: Job) -> Run:
+def _remote(number: int, job: Work) -> Run:
     assert _shared is not None
     requests, shares, stop = _shared
 
@@ -126,6 +152,6 @@ def _remote(number: int, job: Job) -> Run:
         if stop.value:
             raise KeyboardInterrupt
 
-    run = _run(job, told)
+    run = job.run(told)
     requests[number], shares[number] = len(run.requests), 1.0
     return run

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from shoal.report import Cell, Figure, Row, compare, short, told
 from shoal.simulation import Result, Run
+from shoal.simulation.regret import REFERENCE
 from shoal.simulation.results import Part
 
 __all__ = ["show"]
@@ -18,8 +19,20 @@ __all__ = ["show"]
 _MAX_ROWS = 16
 _WIDE = 130
 # What fits into 80 columns, then without intervals.
-_NARROW = ("ttft_p50", "ttft_p95", "e2e_p95", "hit", "tokens", "slo", "failed")
-_SHOWN = ("ttft_p50", "ttft_p95", "ttft_p99", "tpot_p95", "e2e_p95", "hit", "imbalance", "tokens", "slo", "failed")
+_NARROW = ("ttft_p50", "ttft_p95", "e2e_p95", "hit", "tokens", "slo", "regret", "failed")
+_SHOWN = (
+    "ttft_p50",
+    "ttft_p95",
+    "ttft_p99",
+    "tpot_p95",
+    "e2e_p95",
+    "hit",
+    "imbalance",
+    "tokens",
+    "slo",
+    "regret",
+    "failed",
+)
 
 
 def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
@@ -41,6 +54,8 @@ def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
     console.print(table)
     if is_wide and any(row.seeds > 1 for row in rows):
         console.print(f"± is half of the 95 % interval of the mean over {rows[0].seeds} seeds.", style="dim")
+    if any(figure.key == "regret" for figure in figures):
+        console.print(f"Regret is against the {REFERENCE}, which knows all beforehand and is no policy.", style="dim")
     _changes(console, rows, figures, load_unit)
     if len({(run.policy, run.load) for run in runs}) == 1:
         _inside(console, [run.result for run in runs])

@@ -5,7 +5,7 @@ minimum share of every token that the lane gives out, and goes first while it is
 band is `fairness`; how much may wait is `queue`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.flow.fairness import Fairness
@@ -34,9 +34,12 @@ class BandPolicy(NamedTuple):
 
 
 class Band:
-    """The requests of one priority in one lane.  owed_tokens: by how much it is below its minimum share."""
+    """The requests of one priority in one lane.
 
-    __slots__ = ("_lines", "_turns", "owed_tokens", "policy", "priority", "size")
+    owed_tokens: by how much it is below its minimum share.  turns: says who goes next, and hears what requests cost.
+    """
+
+    __slots__ = ("_lines", "owed_tokens", "policy", "priority", "size", "turns")
 
     def __init__(self, priority: int, policy: BandPolicy) -> None:
         self.priority = priority
@@ -44,68 +47,52 @@ class Band:
         self.size = 0
         self.owed_tokens = 0.0
         self._lines: dict[str, Line] = {}
-        self._turns = policy.fairness.turns()
+        self.turns = policy.fairness.turns()
 
     def push(self, ticket: Ticket, now: float) -> None:
         """Put a request into its tenant's line."""
-        ticket.key = self.policy.ordering.key(ticket)
+        ticket.key = key = self.policy.ordering.key(ticket)
         line = self._lines.get(ticket.tenant_id)
         if line is None:
             if len(self._lines) >= MAX_IDLE_LINES:
                 self._lines = {name: each for name, each in self._lines.items() if each.size}
             line = self._lines[ticket.tenant_id] = Line(ticket.tenant_id)
         ticket.is_live = True
-        line.push(ticket)
+        line.size += 1
         self.size += 1
-        if line.size == 1 or line.head() is ticket:
-            self._turns.wake(line, now)
+        if line.push(key, ticket) and line.head() is ticket:
+            self.turns.wake(line, now)
 
-    def head(self, now: float) -> Ticket | None:
-        """The request that goes next."""
-        line = self._turns.next(now)
-        return line.head() if line is not None else None
-
-    def serve(self, ticket: Ticket, now: float) -> None:
-        """Take the request that `head` gave."""
-        line = self._drop(ticket)
-        self._turns.served(line, now)
-
-    def leave(self, ticket: Ticket, now: float) -> None:
-        """Take a request that does not go."""
-        line = self._drop(ticket)
-        if line.head() is not None:
-            self._turns.wake(line, now)
-
-    def charge(self, tenant_id: str, weight: float, tokens: float, now: float, *, is_late: bool = False) -> None:
-        """Note what a request cost its tenant."""
-        self._turns.charge(tenant_id, weight, tokens, now, is_late=is_late)
-
-    def tickets(self) -> list[Ticket]:
-        """Every request that waits, in no order."""
-        return [ticket for line in self._lines.values() for ticket in line.tickets()]
-
-    def lines(self) -> list[Line]:
-        """The lines in which somebody waits."""
-        return [line for line in self._lines.values() if line.size]
-
-    def _drop(self, ticket: Ticket) -> Line:
+    def take(self, ticket: Ticket, now: float, *, is_served: bool) -> None:
+        """Take the request whose turn it is and that goes, or any that does not go."""
         line = self._lines[ticket.tenant_id]
         ticket.is_live = False
         line.left()
         self.size -= 1
         if not self.size:
             self.owed_tokens = 0.0
-        return line
+        if is_served:
+            self.turns.served(line, now)
+        elif line.size:
+            self.turns.wake(line, now)
+
+    def tickets(self) -> list[Ticket]:
+        """Every request that waits, in no order."""
+        return [ticket for line in self._lines.values() for ticket in line]
+
+    def lines(self) -> list[Line]:
+        """The lines in which somebody waits."""
+        return [line for line in self._lines.values() if line.size]
 
 
 class Lane:
-    """The bands of requests that can go to the same endpoints, the highest priority first.
+    """The bands of requests that can go to the same endpoints, the highest priority first, and by their priority.
 
     size: requests that wait.  empty_since: since when no endpoint could serve it, None while one can.  filled_at: when
     one was there again.
     """
 
-    __slots__ = ("_by_priority", "_is_strict", "_share_ratio", "bands", "empty_since", "filled_at", "name", "size")
+    __slots__ = ("_is_strict", "_share_ratio", "bands", "by_priority", "empty_since", "filled_at", "name", "size")
 
     def __init__(self, name: str, *, is_strict: bool = False, minimum_share_ratio: float = 0.1) -> None:
         self.name = name
@@ -113,63 +100,57 @@ class Lane:
         self.bands: list[Band] = []
         self.empty_since: float | None = None
         self.filled_at = float("-inf")
-        self._by_priority: dict[int, Band] = {}
+        self.by_priority: dict[int, Band] = {}
         self._is_strict = is_strict
         self._share_ratio = minimum_share_ratio
 
-    def band(self, priority: int, policies: "Mapping[int, BandPolicy] | Callable[[int], BandPolicy]") -> Band:
+    def band(self, priority: int, policy_of: Callable[[int], BandPolicy]) -> Band:
         """The band of a priority, made when it is new."""
-        band = self._by_priority.get(priority)
+        band = self.by_priority.get(priority)
         if band is None:
-            policy = policies(priority) if callable(policies) else policies[priority]
-            band = self._by_priority[priority] = Band(priority, policy)
-            self.bands = sorted(self._by_priority.values(), key=lambda each: -each.priority)
+            band = self.by_priority[priority] = Band(priority, policy_of(priority))
+            self.bands = sorted(self.by_priority.values(), key=lambda each: -each.priority)
         return band
 
-    def next(self, may_go: Callable[[int, bool], bool], now: float) -> Ticket | None:
-        """The request that goes next, None when nobody may.
+    def ahead_of(self, priority: int) -> int:
+        """How many wait that go before one more of a priority."""
+        ahead = 0
+        for band in self.bands:
+            if band.priority < priority:
+                break
+            ahead += band.size
+        return ahead
 
-        may_go: whether there is room for a priority; its second argument says that the band is owed its share.
-        """
-        if not self.size:
-            return None
-        if not self._is_strict:
-            due = self._due(may_go, now)
-            if due is not None:
-                return due
+    def first(self, now: float) -> Ticket | None:
+        """The head of the highest band in which somebody waits, None when nobody does."""
         for band in self.bands:
             if band.size:
-                # What is below has no more room than this one: a band that may not go holds back those under it.
-                return band.head(now) if may_go(band.priority, False) else None
+                return band.turns.next(now)
         return None
 
-    def _due(self, may_go: Callable[[int, bool], bool], now: float) -> Ticket | None:
+    def next(self, first: Ticket, now: float, *, is_held_back: bool) -> Ticket | None:
+        """The request that goes next where there is room, None when nobody may.
+
+        first: what `first` says.  is_held_back: the room is not for its band, only for one that is owed its share.
+        """
+        if len(self.bands) > 1 and not self._is_strict:
+            due = self._due(now)
+            if due is not None:
+                return due
+        # What is below has no more room than this one: a band that may not go holds back those under it.
+        return None if is_held_back else first
+
+    def _due(self, now: float) -> Ticket | None:
         """The head of the lower band that is owed most and has earned what its head costs."""
-        if len(self.bands) == 1:
-            return None
         owed = [band for band in self.bands[1:] if band.size and band.owed_tokens > 0.0]
         for band in sorted(owed, key=lambda each: -each.owed_tokens):
-            head = band.head(now)
-            if head is None or band.owed_tokens < min(head.work_tokens, MOST_OWED_TOKENS):
-                continue
-            if may_go(band.priority, True):
+            head = band.turns.next(now)
+            if head is not None and band.owed_tokens >= min(head.work_tokens, MOST_OWED_TOKENS):
                 return head
         return None
 
-    def serve(self, ticket: Ticket, now: float) -> None:
-        """Take the request that `next` gave."""
-        self._by_priority[ticket.priority].serve(ticket, now)
-        self.size -= 1
-
-    def leave(self, ticket: Ticket, now: float) -> None:
-        """Take a request that does not go."""
-        self._by_priority[ticket.priority].leave(ticket, now)
-        self.size -= 1
-
     def spent(self, priority: int, tokens: float) -> None:
         """Note that a request of a band has gone and costs so much: the bands that wait are owed their share of it."""
-        if len(self.bands) == 1:
-            return
         waiting = [band for band in self.bands[1:] if band.size or band.priority == priority]
         ratio = min(self._share_ratio, MOST_SHARED / max(1, len(waiting)))
         for band in waiting:

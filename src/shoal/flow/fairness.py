@@ -22,8 +22,8 @@ class Turns(Protocol):
         """Note that a line that was empty has a head, or that another request is its head now."""
         ...
 
-    def next(self, now: float) -> Line | None:
-        """The line whose head goes next; it stays where it is until `served`."""
+    def next(self, now: float) -> Ticket | None:
+        """The request that goes next, the head of its line; it stays where it is until `served`."""
         ...
 
     def served(self, line: Line, now: float) -> None:
@@ -45,66 +45,72 @@ class Fairness(Protocol):
 
 
 class _Share:
-    """What one tenant has had.  level: tokens over weight, on the band's scale.  line: where it waits."""
+    """What one tenant has had.  level: tokens over weight, on the band's scale.  line: where it waits.  entry: its own
+    one in the heap.  version: counts up with every move, so that of equals the one goes first that stands there longer.
+    """
 
-    __slots__ = ("level", "line", "version")
+    __slots__ = ("entry", "level", "line", "version")
 
     def __init__(self, level: float) -> None:
         self.level = level
         self.version = 0
         self.line: Line | None = None
+        self.entry: tuple[float, int, _Share] | None = None
 
 
 class _TokenTurns:
     """Start-time fair queueing (Goyal, Vin, Cheng 1996): the tenant that has had least goes next.
 
-    _level: what the tenant had that was served last, before it was; nobody who comes back begins below it.
+    _level: what the tenant had that was served last, before it was; nobody who comes back begins below it.  Levels
+    rise, so an entry of the heap may stay where it is until it comes up, and only then is put where its tenant stands.
     """
 
-    __slots__ = ("_heap", "_level", "_pushes", "_shares")
+    __slots__ = ("_heap", "_level", "_moves", "_shares")
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
-        self._heap: list[tuple[float, int, str]] = []
+        self._heap: list[tuple[float, int, _Share]] = []
         self._level = 0.0
-        self._pushes = 0
+        self._moves = 0
 
     def wake(self, line: Line, now: float) -> None:
         share = self._share(line.tenant_id)
-        if share.line is not line or not self._is_standing(share):
+        if share.line is not line or line.size == 1:
             # Silence is not saved up.
             share.level = max(share.level, self._level)
             share.line = line
-            self._push(line.tenant_id, share)
+            self._move(share)
 
-    def next(self, now: float) -> Line | None:
+    def next(self, now: float) -> Ticket | None:
         heap = self._heap
         while heap:
-            _, version, tenant_id = heap[0]
-            share = self._shares.get(tenant_id)
-            if share is not None and share.version == version and share.line is not None:
-                if share.line.size:
-                    return share.line
-                share.line = None
+            entry = heap[0]
+            share = entry[2]
+            if entry is share.entry:
+                line = share.line
+                if line is not None and line.size:
+                    if entry[1] == share.version:
+                        return line.head()
+                    share.entry = entry = (share.level, share.version, share)
+                    heapq.heapreplace(heap, entry)
+                    continue
+                share.line = share.entry = None
             heapq.heappop(heap)
         return None
 
     def served(self, line: Line, now: float) -> None:
-        share = self._share(line.tenant_id)
         if not line.size:
-            share.line = None
+            self._share(line.tenant_id).line = None
 
     def charge(self, tenant_id: str, weight: float, tokens: float, now: float, *, is_late: bool = False) -> None:
-        share = self._share(tenant_id)
+        share = self._shares.get(tenant_id) or self._share(tenant_id)
         if not is_late:
-            share.level = max(share.level, self._level)
+            if share.level < self._level:
+                share.level = self._level
             self._level = share.level
         share.level += tokens / weight
         if share.line is not None:
-            self._push(tenant_id, share)
-
-    def _is_standing(self, share: _Share) -> bool:
-        return share.line is not None and share.line.size > 1
+            self._move(share)
 
     def _share(self, tenant_id: str) -> _Share:
         share = self._shares.get(tenant_id)
@@ -121,15 +127,18 @@ class _TokenTurns:
         for name in alike or idle[: max(1, len(idle) // 2)]:
             del self._shares[name]
 
-    def _push(self, tenant_id: str, share: _Share) -> None:
-        # Of equals the one that has stood there longer.
-        self._pushes += 1
-        share.version = self._pushes
-        heapq.heappush(self._heap, (share.level, share.version, tenant_id))
+    def _move(self, share: _Share) -> None:
+        """Have a tenant stand where its level is."""
+        self._moves += 1
+        share.version = self._moves
+        if share.entry is not None and share.entry[0] <= share.level:
+            return
+        share.entry = (share.level, share.version, share)
+        heapq.heappush(self._heap, share.entry)
         if len(self._heap) > 4 * len(self._shares) + 64:
-            self._heap = [
-                (each.level, each.version, name) for name, each in self._shares.items() if each.line is not None
-            ]
+            for each in self._shares.values():
+                each.entry = None if each.line is None else (each.level, each.version, each)
+            self._heap = [each.entry for each in self._shares.values() if each.entry is not None]
             heapq.heapify(self._heap)
 
 
@@ -162,13 +171,13 @@ class _GlobalTurns:
         if head is not None:
             heapq.heappush(self._heap, (head.key, head.number, line, head))
 
-    def next(self, now: float) -> Line | None:
+    def next(self, now: float) -> Ticket | None:
         heap = self._heap
         while heap:
             _, _, line, ticket = heap[0]
             head = line.head()
             if head is ticket:
-                return line
+                return ticket
             heapq.heappop(heap)
             if ticket.is_live or head is None:
                 continue
@@ -204,12 +213,12 @@ class _RoundTurns:
     def wake(self, line: Line, now: float) -> None:
         self._ring.setdefault(line.tenant_id, line)
 
-    def next(self, now: float) -> Line | None:
+    def next(self, now: float) -> Ticket | None:
         ring = self._ring
         while ring:
             tenant_id, line = next(iter(ring.items()))
             if line.size:
-                return line
+                return line.head()
             del ring[tenant_id]
         return None
 

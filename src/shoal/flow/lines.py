@@ -33,17 +33,27 @@ class Ascending:
         """The tickets of all entries, in no order."""
         yield from [entry[2] for entry in (*self._run, *self._rest) if entry[2].is_live]
 
-    def push(self, figure: float, ticket: Ticket) -> None:
-        """Add an entry."""
+    def push(self, figure: float, ticket: Ticket) -> bool:
+        """Add an entry; returns False where others stand before it, True where they may not."""
         entry, run = (figure, ticket.number, ticket), self._run
-        if not run or entry > run[-1]:
+        if not run:
             run.append(entry)
-        else:
-            heappush(self._rest, entry)
+            return True
+        last = run[-1]
+        if entry > last:
+            run.append(entry)
+            return not last[2].is_live
+        heappush(self._rest, entry)
+        return True
 
     def first(self) -> Entry | None:
         """The smallest entry, None when there is none."""
         run, rest = self._run, self._rest
+        while run and not rest:
+            entry = run[0]
+            if entry[2].is_live:
+                return entry
+            run.popleft()
         while run or rest:
             is_next = not rest or (bool(run) and run[0] < rest[0])
             entry = run[0] if is_next else rest[0]
@@ -70,34 +80,23 @@ class Ascending:
         heapify(self._rest)
 
 
-class Line:
-    """The requests of one tenant in one band, the one with the smallest key first; of equals the earlier one."""
+class Line(Ascending):
+    """The requests of one tenant in one band by their keys, of equals the earlier one first.  size: those that wait."""
 
-    __slots__ = ("_order", "size", "tenant_id", "weight")
+    __slots__ = ("size", "tenant_id")
 
     def __init__(self, tenant_id: str) -> None:
+        super().__init__()
         self.tenant_id = tenant_id
-        self.weight = 1.0
         self.size = 0
-        self._order = Ascending()
-
-    def push(self, ticket: Ticket) -> None:
-        """Add a ticket that has its key and number."""
-        self._order.push(ticket.key, ticket)
-        self.weight = ticket.weight
-        self.size += 1
 
     def head(self) -> Ticket | None:
         """The ticket that goes next, None when the line is empty."""
-        first = self._order.first()
+        first = self.first()
         return None if first is None else first[2]
 
     def left(self) -> None:
         """Note that one of its tickets is live no more."""
         self.size -= 1
-        if len(self._order) > 2 * self.size + 64:
-            self._order.prune()
-
-    def tickets(self) -> list[Ticket]:
-        """All live tickets, in no order."""
-        return list(self._order)
+        if len(self._run) + len(self._rest) > 2 * self.size + 64:
+            self.prune()

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from shoal.flow.fairness import MAX_TENANTS, Turns
 from shoal.flow.lines import Line
+from shoal.flow.tickets import Ticket
 
 MAX_COMPARED = 256
 """Waiting programs that are compared for one request, in the order in which they were served last."""
@@ -32,14 +33,14 @@ class _ProgramTurns:
     def wake(self, line: Line, now: float) -> None:
         self._ring.setdefault(line.tenant_id, line)
 
-    def next(self, now: float) -> Line | None:
-        waiting: list[tuple[Line, float, float]] = []
+    def next(self, now: float) -> Ticket | None:
+        waiting: list[tuple[Ticket, float, float]] = []
         for tenant_id, line in list(self._ring.items())[:MAX_COMPARED]:
             head = line.head()
             if head is None:
                 del self._ring[tenant_id]
                 continue
-            waiting.append((line, self._service(tenant_id, now), max(0.0, now - head.arrived_at)))
+            waiting.append((head, self._service(tenant_id, now), max(0.0, now - head.arrived_at)))
         if not waiting:
             return self.next(now) if self._ring else None
         policy = self._policy

@@ -41,19 +41,35 @@ class QueuePolicy(NamedTuple):
 
 
 class Occupancy:
-    """What waits of one priority, over all lanes."""
+    """What waits of one priority, over all lanes, and under which policy."""
 
-    __slots__ = ("requests", "size_bytes")
+    __slots__ = ("policy", "requests", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, policy: BandPolicy) -> None:
+        self.policy = policy
         self.requests = 0
         self.size_bytes = 0
 
 
 class Queue:
-    """The requests that wait.  size: how many; size_bytes: of their bodies."""
+    """The requests that wait.
 
-    __slots__ = ("_drains", "_expiry", "_lanes", "_live", "_number", "_occupancy", "_policy", "size_bytes")
+    size: how many; size_bytes: of their bodies.  earliest: none of them gives up before, infinite where none will.
+    """
+
+    __slots__ = (
+        "_drains",
+        "_expiry",
+        "_gone",
+        "_lanes",
+        "_live",
+        "_number",
+        "_occupancy",
+        "_policy",
+        "earliest",
+        "size",
+        "size_bytes",
+    )
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
@@ -63,10 +79,13 @@ class Queue:
         self._occupancy: dict[int, Occupancy] = {}
         self._drains: dict[str, DrainRate] = {}
         self._number = 0
+        self._gone = 0
+        self.size = 0
         self.size_bytes = 0
+        self.earliest = math.inf
 
     def __len__(self) -> int:
-        return len(self._live)
+        return self.size
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._live
@@ -75,34 +94,34 @@ class Queue:
 
     def full(self, ticket: Ticket) -> str:
         """Why a request cannot wait as well: what is full, "" when it can."""
-        policy, band = self._policy, self._policy.of(ticket.priority)
-        held = self._occupancy.get(ticket.priority)
-        requests, size_bytes = (held.requests, held.size_bytes) if held is not None else (0, 0)
+        policy = self._policy
+        held = self._occupancy.get(ticket.priority) or Occupancy(policy.of(ticket.priority))
+        band = held.policy
         if policy.max_bytes and self.size_bytes + ticket.size_bytes > policy.max_bytes:
             return "bytes of the queue"
-        if policy.max_requests and len(self._live) >= policy.max_requests:
+        if policy.max_requests and self.size >= policy.max_requests:
             return "requests of the queue"
-        if band.max_bytes and size_bytes + ticket.size_bytes > band.max_bytes:
+        if band.max_bytes and held.size_bytes + ticket.size_bytes > band.max_bytes:
             return "bytes of the band"
-        return "requests of the band" if band.max_requests and requests >= band.max_requests else ""
+        return "requests of the band" if band.max_requests and held.requests >= band.max_requests else ""
 
     def offer(self, ticket: Ticket, now: float) -> None:
         """Let a request wait; whoever asks has looked at `full`."""
         self._number += 1
         ticket.number = self._number
         self._live[ticket.request_id] = ticket
-        lane = self.lane(ticket.lane)
-        lane.band(ticket.priority, self._policy.of).push(ticket, now)
+        self.size += 1
+        lane = self._lanes.get(ticket.lane) or self.lane(ticket.lane)
+        band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority, self._policy.of)
+        band.push(ticket, now)
         lane.size += 1
         held = self._occupancy.get(ticket.priority)
         if held is None:
-            held = self._occupancy[ticket.priority] = Occupancy()
+            held = self._occupancy[ticket.priority] = Occupancy(self._policy.of(ticket.priority))
         held.requests += 1
         held.size_bytes += ticket.size_bytes
         self.size_bytes += ticket.size_bytes
-        gives_up = self._gives_up(ticket, lane)
-        if gives_up < math.inf:
-            self._expiry.push(gives_up, ticket)
+        self._watch(ticket, lane)
 
     def lane(self, name: str) -> Lane:
         """The lane of that name, made when it is new."""
@@ -123,33 +142,37 @@ class Queue:
 
     def serve(self, ticket: Ticket, now: float) -> None:
         """Take the request that a lane's `next` gave."""
-        self._lanes[ticket.lane].serve(ticket, now)
-        self._forget(ticket)
+        self._remove(ticket, now, is_served=True)
 
     def take(self, request_id: str, now: float) -> Ticket | None:
         """Take a request out of the queue, wherever it stands; None when it does not wait."""
         ticket = self._live.get(request_id)
-        if ticket is None:
-            return None
-        self._lanes[ticket.lane].leave(ticket, now)
-        self._forget(ticket)
+        if ticket is not None:
+            self._remove(ticket, now, is_served=False)
         return ticket
 
-    def _forget(self, ticket: Ticket) -> None:
+    def _remove(self, ticket: Ticket, now: float, *, is_served: bool) -> None:
+        lane = self._lanes[ticket.lane]
+        lane.by_priority[ticket.priority].take(ticket, now, is_served=is_served)
+        lane.size -= 1
         del self._live[ticket.request_id]
+        self.size -= 1
         held = self._occupancy[ticket.priority]
         held.requests -= 1
         held.size_bytes -= ticket.size_bytes
         self.size_bytes -= ticket.size_bytes
-        if len(self._expiry) > 2 * len(self._live) + 256:
+        self._gone += 1
+        if self._gone > self.size + 256:
+            self._gone = 0
             self._expiry.prune()
 
     def spent(self, ticket: Ticket, tokens: float, now: float) -> None:
         """Note that a request has gone to an endpoint, at once or after a wait, and what it is thought to cost."""
-        lane = self.lane(ticket.lane)
-        band = lane.band(ticket.priority, self._policy.of)
-        band.charge(ticket.tenant_id, ticket.weight, tokens, now)
-        lane.spent(ticket.priority, tokens)
+        lane = self._lanes.get(ticket.lane) or self.lane(ticket.lane)
+        band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority, self._policy.of)
+        band.turns.charge(ticket.tenant_id, ticket.weight, tokens, now)
+        if len(lane.bands) > 1:
+            lane.spent(ticket.priority, tokens)
         drain = self._drains.get(ticket.lane)
         if drain is None:
             if len(self._drains) >= MAX_LANES:
@@ -161,20 +184,31 @@ class Queue:
         """Note that a request which has gone cost so many tokens more (or less) than it was thought to."""
         lane = self._lanes.get(ticket.lane)
         if lane is not None and tokens:
-            band = lane.band(ticket.priority, self._policy.of)
-            band.charge(ticket.tenant_id, ticket.weight, tokens, now, is_late=True)
+            band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority, self._policy.of)
+            band.turns.charge(ticket.tenant_id, ticket.weight, tokens, now, is_late=True)
 
     # ------------------------------------------------------------------ giving up
 
     def _gives_up(self, ticket: Ticket, lane: Lane) -> float:
         """When a request waits no longer, as things stand."""
-        came, no_endpoint_s = ticket.arrived_at, self._policy.no_endpoint_ttl_s or math.inf
+        came, ttl_s = ticket.arrived_at, ticket.ttl_s
+        if lane.empty_since is None and lane.filled_at <= came:
+            return came + ttl_s if came + ttl_s < ticket.deadline else ticket.deadline
+        no_endpoint_s = self._policy.no_endpoint_ttl_s or math.inf
         if lane.empty_since is not None:
             gives_up = max(came, lane.empty_since) + no_endpoint_s
         else:
-            gives_up = max(came, lane.filled_at) + ticket.ttl_s
+            gives_up = max(came, lane.filled_at) + ttl_s
         # However often the pool comes and goes, the two together are the end of it.
-        return min(gives_up, came + ticket.ttl_s + no_endpoint_s, ticket.deadline)
+        return min(gives_up, came + ttl_s + no_endpoint_s, ticket.deadline)
+
+    def _watch(self, ticket: Ticket, lane: Lane) -> None:
+        """Note when a request gives up."""
+        gives_up = self._gives_up(ticket, lane)
+        if gives_up < math.inf:
+            self._expiry.push(gives_up, ticket)
+            if gives_up < self.earliest:
+                self.earliest = gives_up
 
     def seen(self, lane: Lane, *, has_endpoints: bool, now: float) -> None:
         """Note whether a lane has any endpoint: what its requests may wait depends on it."""
@@ -186,7 +220,7 @@ class Queue:
             lane.empty_since = now
         for band in lane.bands:
             for ticket in band.tickets():
-                self._expiry.push(self._gives_up(ticket, lane), ticket)
+                self._watch(ticket, lane)
 
     def expired(self, now: float, limit: int) -> list[Ticket]:
         """Take up to `limit` requests whose time is over."""
@@ -194,14 +228,14 @@ class Queue:
         while len(found) < limit and (first := self._expiry.first()) is not None and first[0] <= now:
             ticket = first[2]
             self._expiry.pop()
-            gives_up = self._gives_up(ticket, self._lanes[ticket.lane])
-            if gives_up > now:
-                if gives_up < math.inf:
-                    self._expiry.push(gives_up, ticket)
+            lane = self._lanes[ticket.lane]
+            if self._gives_up(ticket, lane) > now:
+                self._watch(ticket, lane)
                 continue
-            self._lanes[ticket.lane].leave(ticket, now)
-            self._forget(ticket)
+            self._remove(ticket, now, is_served=False)
             found.append(ticket)
+        due = self.deadline()
+        self.earliest = math.inf if due is None else due
         return found
 
     def deadline(self) -> float | None:
@@ -216,8 +250,7 @@ class Queue:
         lane, drain = self._lanes.get(ticket.lane), self._drains.get(ticket.lane)
         if drain is None:
             return None
-        ahead = sum(band.size for band in lane.bands if band.priority >= ticket.priority) if lane is not None else 0
-        return drain.wait_s(ahead, now)
+        return drain.wait_s(lane.ahead_of(ticket.priority) if lane is not None else 0, now)
 
     def drain_per_s(self, now: float) -> float:
         """Requests that went per second of late, over all lanes."""
@@ -260,7 +293,8 @@ class Queue:
         waiting = sorted(self._live.values(), key=lambda ticket: ticket.number)
         before = self._lanes
         self._policy, self._lanes, self._occupancy, self._expiry = policy, {}, {}, Ascending()
-        self.size_bytes = 0
+        self.size = self.size_bytes = 0
+        self.earliest = math.inf
         self._live = {}
         for ticket in waiting:
             ticket.is_live = False

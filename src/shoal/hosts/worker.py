@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from aiohttp import web
 
+from shoal.hosts.backends import BackendsFile
 from shoal.hosts.driver import Driver
 from shoal.hosts.journal import JournalWriter
 from shoal.hosts.keys import KeyRing
@@ -70,6 +71,7 @@ class Worker:
         check_key = self._keys.check if self._keys else None
         self.picker = Picker(self.driver, config, hasher, options.picker_id, run, check_key)
         self._engines = EngineList()
+        self._backends = BackendsFile(Path(options.backends) if options.backends else None)
         self._tokens: Tokenizers | None = None
         self._fetch_tokens()
         secret = read_secret(Path(sharing.secret_file)) if sharing.secret_file else None
@@ -154,7 +156,7 @@ class Worker:
         from shoal.hosts.tokens.service import Tokenizers
 
         hasher = TokenHasher(int(self._options.hash_key, 16))
-        self._tokens = self.picker.tokens = Tokenizers(hasher, settings, self._engines)
+        self._tokens = self.picker.tokens = Tokenizers(hasher, settings, self._engines, self._backends)
 
     async def run(self) -> None:
         """Serve until stopped: SIGTERM, a finished drain, or the parent's death."""
@@ -217,6 +219,7 @@ def worker_parser(prog: str, description: str | None) -> argparse.ArgumentParser
     flags.add_argument("--picker-id", default="0")
     flags.add_argument("--workers", type=int, default=1, help="workers that share the pool")
     flags.add_argument("--config", default="", help="configuration file; none means the default profile")
+    flags.add_argument("--backends", default="", help="file with engines' keys and TLS, as `write_backends` writes it")
     flags.add_argument("--seed", type=int, default=0)
     # The environment of a process is its user's alone, its arguments are everybody's.
     key = os.environ.get("SHOAL_HASH_KEY", "0")

@@ -38,14 +38,19 @@ FIGURES: tuple[Figure, ...] = (
     Figure("tokens", "tokens/s", lambda run: run.output_tokens_per_s, 0, 1),
     Figure("requests", "requests/s", lambda run: run.requests_per_s, 2, 1),
     Figure("slo", "SLO met %", lambda run: run.slo_ratio * 100, 1, 1),
+    Figure("regret", "regret %", lambda run: math.nan if run.regret_ratio is None else run.regret_ratio * 100, 1, 0),
     Figure("failed", "failed", lambda run: float(run.failed), 0, -1),
 )
 
 
 def told(runs: Sequence[Run]) -> tuple[Figure, ...]:
-    """Return the figures that say something of these runs: SLOs only where a client has one."""
-    has_slo = any(run.result.slo_requests for run in runs)
-    return tuple(figure for figure in FIGURES if figure.key != "slo" or has_slo)
+    """Return the figures that say something of these runs: SLOs where a client has one, regret with a reference."""
+    absent = set()
+    if not any(run.result.slo_requests for run in runs):
+        absent.add("slo")
+    if all(run.result.regret_ratio is None for run in runs):
+        absent.add("regret")
+    return tuple(figure for figure in FIGURES if figure.key not in absent)
 
 
 class Cell(NamedTuple):
@@ -124,7 +129,9 @@ def t_95(count: int) -> float:
 
 
 def _cell(figure: Figure, results: dict[int, Result], against: dict[int, Result]) -> Cell:
-    mean, half = interval([figure.read(result) for result in results.values()])
+    values = [figure.read(result) for result in results.values()]
+    # A seed of which the reference is not known has no regret.
+    mean, half = interval([value for value in values if not math.isnan(value)])
     pairs = [(figure.read(result), figure.read(against[seed])) for seed, result in results.items() if seed in against]
     if not pairs or any(base == 0 for _, base in pairs):
         return Cell(mean, half, math.nan, math.nan)

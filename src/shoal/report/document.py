@@ -21,7 +21,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What was run.  command: as it was given.  policies: text of each configuration, "" for the default profile.
 
     load_unit: of the loads of a sweep.  versions: of what the figures depend on.  planned: runs that were asked for;
-    fewer are there when somebody interrupted.
+    fewer are there when somebody interrupted.  trials: of the search for the reference, 0 without one.
     """
 
     experiment: Experiment
@@ -31,6 +31,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     load_unit: str = ""
     command: str = ""
     planned: int = 0
+    trials: int = 0
     versions: dict[str, str] = {}
 
 

@@ -32,3 +32,11 @@ CAUTION = (
     "figure with a measured one, unless the coefficients were fitted to your engines. No policy sees how long an "
     "answer will be."
 )
+
+REFERENCE = (
+    "The clairvoyant reference is no policy, and nobody can deploy it: an offline search placed all requests again and "
+    "again, with the lengths of all answers and all that sessions will send known beforehand. It is the best of what "
+    "that search found and of all policies here. Regret is by how much a policy's cost is above the reference's, where "
+    "the cost is the mean of TTFT p50 and p95, each over the lowest of any policy. A longer search may find more."
+)
+"""Said where there is one."""

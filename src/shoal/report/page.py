@@ -16,7 +16,7 @@ from shoal.engine import find_profile
 from shoal.report.comparison import Cell, Figure, Row, compare, short, told
 from shoal.report.document import Document
 from shoal.report.figures import Plot, distributions, endpoints, over_loads, over_time, seconds, tenants
-from shoal.report.honesty import AGGREGATE, CAUTION, MODELLED, NOT_MODELLED
+from shoal.report.honesty import AGGREGATE, CAUTION, MODELLED, NOT_MODELLED, REFERENCE
 from shoal.report.plots import COLOURS
 from shoal.simulation import ClusterConfig, Run
 from shoal.simulation.fleets import Group
@@ -70,6 +70,7 @@ def as_html(document: Document, runs: Sequence[Run]) -> str:
         modelled=MODELLED,
         not_modelled=(*NOT_MODELLED, *_approximated(document)),
         caution=CAUTION,
+        reference=REFERENCE if document.trials else "",
         delays=_delays(document),
     )
 

@@ -6,7 +6,7 @@ sends nothing itself: the router gives it the way to place a request, and it is 
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -109,7 +109,6 @@ class Admission:
         self._plan: FlowPlan | None = None
         self._room: Room | None = None
         self._queue: Queue | None = None
-        self._known: frozenset[int] = frozenset()
         self._lanes: dict[str, tuple[Rows, str]] = {}
         self._opens_at = math.inf
         self._turn = 0
@@ -129,12 +128,12 @@ class Admission:
             self._evictions.clear()
         if plan is None:
             return
-        self._known = self._tenancy.priorities | set(plan.priorities)
+        priorities = self._tenancy.priorities.union(plan.priorities)
         if self._room is None or self._queue is None:
-            self._room = Room(self._fleet, plan)
+            self._room = Room(self._fleet, plan, priorities)
             self._queue = Queue(plan.queue)
             return
-        self._room.configure(plan)
+        self._room.configure(plan, priorities)
         self._queue.configure(plan.queue, self._renew, now)
 
     def _renew(self, ticket: Ticket) -> None:
@@ -152,7 +151,7 @@ class Admission:
         request = pending.request
         standing = self._tenancy.of(request)
         pending.priority = standing.priority
-        wait_s = self._charges.open(request, standing, now)
+        wait_s = self._charges.open(request, standing, now) if standing.payer else 0.0
         if wait_s:
             return [self._over_budget(pending, wait_s)]
         rows = self._candidates.rows(pending.resolved.target, request, now)
@@ -164,7 +163,7 @@ class Admission:
         queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
         if len(rows) and not lane.size:
             levels = room.levels(now)
-            ceiling = room.ceilings(self._bands(ticket.priority), levels).of[ticket.priority]
+            ceiling = room.ceilings(levels).of[ticket.priority]
             open_rows = room.below(rows, levels, ceiling)
             if len(open_rows):
                 sent = self._sender.send(pending, open_rows, now)
@@ -176,10 +175,9 @@ class Admission:
         full = queue.full(ticket)
         if full:
             return [self._turned_away(pending, self._full(full, ticket, has_endpoints=len(rows) > 0, now=now), now)]
-        pending.ahead = sum([band.size for band in lane.bands if band.priority >= ticket.priority])
+        pending.ahead = lane.ahead_of(ticket.priority)
         # Where others wait already, one more of the same or a lower priority cannot go before them.
-        highest = max([band.priority for band in lane.bands if band.size], default=-math.inf)
-        self._has_news = highest < ticket.priority or self._evictions.has_any
+        self._has_news = not pending.ahead or self._evictions.has_any
         queue.offer(ticket, now)
         return [Hold(request.id, ticket.priority, pending.ahead)]
 
@@ -250,13 +248,6 @@ class Admission:
             return base
         return f"{target}|{','.join(map(str, rows.tolist()))}"
 
-    def _bands(self, own: int) -> frozenset[int]:
-        """The priorities that there are."""
-        known = self._known
-        if own not in known:
-            known = self._known = known | {own}
-        return known
-
     # ------------------------------------------------------------------ after every event
 
     def after(self, event: Event, now: float) -> list[Command]:
@@ -264,15 +255,15 @@ class Admission:
         kind = type(event)
         if kind not in _OF_REQUEST:
             self._learn(event, now)
-        if self._queue is None or not len(self._queue):
+        queue = self._queue
+        if queue is None or not queue.size:
             self._opens_at = math.inf
             return []
         if self._plan is None:
             return self._flush(now)
-        gives_up = self._queue.deadline()
         commands: list[Command] = []
-        if gives_up is not None and gives_up <= now:
-            commands += [self._gave_up(ticket, now) for ticket in self._queue.expired(now, MAX_PER_STEP)]
+        if queue.earliest <= now:
+            commands += [self._gave_up(ticket, now) for ticket in queue.expired(now, MAX_PER_STEP)]
         if kind is Recorded or (kind is Arrived and not self._has_news):
             # Nothing has become free; what a record teaches is seen with the next end or reading.
             return commands
@@ -297,8 +288,10 @@ class Admission:
         self._opens_at = math.inf
         lanes = queue.waiting_lanes()
         self._turn += 1
-        turn = self._turn % max(1, len(lanes))
-        for lane in (*lanes[turn:], *lanes[:turn]):
+        if len(lanes) > 1:
+            turn = self._turn % len(lanes)
+            lanes = lanes[turn:] + lanes[:turn]
+        for lane in lanes:
             self._pump_lane(lane, commands, now)
         if len(commands) >= MAX_PER_STEP:
             self._opens_at = now
@@ -311,28 +304,26 @@ class Admission:
         queue, room = self._queue, self._room
         assert queue is not None
         assert room is not None
+        before = len(commands)
         while lane.size and len(commands) < MAX_PER_STEP:
-            first = next(head for band in lane.bands if band.size and (head := band.head(now)) is not None)
+            levels = room.levels(now)
+            ceilings = room.ceilings(levels)
+            if len(commands) > before and room.is_shut(levels, ceilings):
+                return
+            first = lane.first(now)
+            assert first is not None
             rows = self._rows(first, now)
             queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
             if not len(rows):
                 return
-            levels = room.levels(now)
-            ceilings, highest = room.ceilings(self._bands(first.priority), levels)
-            least = room.least(rows, levels)
-            if least >= highest:
-                self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[first.priority], now))
-                return
-            ticket = lane.next(_may_go(ceilings, highest, least), now)
-            if ticket is None:
-                self._opens_at = min(self._opens_at, room.opens_at(rows, ceilings[first.priority], now))
-                return
-            # It may be choosier than the first one; and who is owed a share is held back from nothing.
-            rows = rows if ticket is first else self._rows(ticket, now)
-            own = ceilings[ticket.priority]
-            ceiling = highest if least >= own else own
-            open_rows = room.below(rows, levels, ceiling)
-            if not len(open_rows):
+            own = ceilings.of[first.priority]
+            open_rows, is_held_back = room.open(rows, levels, own, ceilings.highest)
+            ticket = lane.next(first, now, is_held_back=is_held_back) if len(open_rows) else None
+            if ticket is not None and ticket is not first:
+                # It is owed a share, and may be choosier than the first one.
+                rows, own = self._rows(ticket, now), ceilings.of[ticket.priority]
+                open_rows, _ = room.open(rows, levels, own, ceilings.highest)
+            if ticket is None or not len(open_rows):
                 self._opens_at = min(self._opens_at, room.opens_at(rows, own, now))
                 return
             command = self._let_go(ticket, open_rows, now)
@@ -348,15 +339,14 @@ class Admission:
         assert plan is not None
         commands: list[Command] = []
         for lane in queue.waiting_lanes():
-            band = next(band for band in lane.bands if band.size)
-            head = band.head(now)
+            head = lane.first(now)
             assert head is not None
             rows = self._rows(head, now)
-            ceilings, _ = room.ceilings(self._bands(band.priority), room.levels(now))
-            if not len(rows) or room.opens_at(rows, ceilings[band.priority], now) < now + PATIENCE_S:
+            ceiling = room.ceilings(room.levels(now)).of[head.priority]
+            if not len(rows) or room.opens_at(rows, ceiling, now) < now + PATIENCE_S:
                 continue
             places = frozenset(self._fleet.rows[row].endpoint.id for row in rows)
-            for name in self._evictions.victims(band.priority, places, band.size, self._is_running):
+            for name in self._evictions.victims(head.priority, places, lane.ahead_of(head.priority), self._is_running):
                 flight = self._sender.flight(name)
                 assert flight is not None
                 commands.append(Evict(name, _EVICTED, flight.request.api, plan.eviction is Mode.ALWAYS))
@@ -386,7 +376,7 @@ class Admission:
         ticket.ttl_s += now - pending.arrived_at
         lane = queue.lane(ticket.lane)
         queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
-        pending.ahead = sum([band.size for band in lane.bands if band.priority >= ticket.priority])
+        pending.ahead = lane.ahead_of(ticket.priority)
         queue.offer(ticket, now)
         return [Hold(request.id, ticket.priority, pending.ahead)]
 
@@ -472,7 +462,7 @@ class Admission:
 
     def deadline(self) -> float | None:
         """When somebody gives up, or there will be room, None when nobody waits."""
-        if self._queue is None or not len(self._queue):
+        if self._queue is None or not self._queue.size:
             return None
         gives_up = self._queue.deadline()
         due = min(self._opens_at, math.inf if gives_up is None else gives_up)
@@ -565,15 +555,6 @@ _EVICTED = Refusal(
     retry_after_s=1.0,
 )
 _OF_REQUEST = (Arrived, Ended, Recorded)
-
-
-def _may_go(ceilings: Mapping[int, float], highest: float, least: float) -> Callable[[int, bool], bool]:
-    """Whether the least full endpoint has room for a priority; a band that is owed its share may use all there is."""
-
-    def may_go(priority: int, is_owed: bool) -> bool:
-        return least < (highest if is_owed else ceilings.get(priority, highest))
-
-    return may_go
 
 
 def failed(error: Exception) -> Refusal:

@@ -32,9 +32,10 @@ class Charges:
         return len(self._by_id)
 
     def open(self, request: Request, standing: Standing, now: float) -> float:
-        """Reserve a request's budget; returns 0.0, or the seconds until there is enough and then nothing is held."""
-        if not standing.payer:
-            return 0.0
+        """Reserve the budget of a request that has a payer.
+
+        Returns 0.0, or the seconds until there is enough and then nothing is held.
+        """
         asked = request.max_output_tokens
         output = min(asked, ASSUMED_OUTPUT_TOKENS) if asked is not None else ASSUMED_OUTPUT_TOKENS
         made = self.budgets.reserve(standing.payer, standing.allowance, float(request.prompt_tokens + output), now)

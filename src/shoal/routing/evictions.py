@@ -124,7 +124,8 @@ class Evictions:
     def over(self, request_id: str) -> None:
         """Forget a request."""
         for table in (self._running, self._asked, self._times):
-            table.pop(request_id, None)
+            if table:
+                table.pop(request_id, None)
 
     def clear(self) -> None:
         """Nobody is asked back any more."""

@@ -5,7 +5,7 @@ be for whom the usage limit's.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from shoal.scheduling.plugin import FEW
 
 Rows = npt.NDArray[np.intp]
 Levels = list[float] | Floats
-MAX_SETS = 64
 CYCLE_S = 0.01
 """A usage limit that lets some cycles pass and others not is asked again after this time."""
 
@@ -34,9 +33,10 @@ class Ceilings(NamedTuple):
 
 
 class Room:
-    """The endpoints as flow control sees them."""
+    """The endpoints as flow control sees them.  priorities: all that a request may have."""
 
     __slots__ = (
+        "_bands",
         "_ceilings",
         "_cycle",
         "_draining",
@@ -44,62 +44,74 @@ class Room:
         "_few",
         "_fleet",
         "_had_foreign",
+        "_is_small",
         "_known",
         "_learning",
         "_plan",
     )
 
-    def __init__(self, fleet: Fleet, plan: FlowPlan) -> None:
+    def __init__(self, fleet: Fleet, plan: FlowPlan, priorities: Collection[int]) -> None:
         self._fleet = fleet
-        self._take(plan)
+        self._take(plan, priorities)
         self._endpoints: object = None
         self._known: Loads | None = None
         self._had_foreign = False
+        self._is_small = True
         self._cycle = 0
 
-    def configure(self, plan: FlowPlan) -> None:
+    def configure(self, plan: FlowPlan, priorities: Collection[int]) -> None:
         """Take another plan; what the detector has learned stays."""
         before = self._plan.detector
-        self._take(plan)
+        self._take(plan, priorities)
         if self._learning is not None and type(self._learning) is type(before):
             self._learning.adopt(before)
 
-    def _take(self, plan: FlowPlan) -> None:
+    def _take(self, plan: FlowPlan, priorities: Collection[int]) -> None:
         # Asking a protocol costs more than asking the detector.
         self._plan = plan
         self._learning = plan.detector if isinstance(plan.detector, Learning) else None
         self._few = plan.detector if isinstance(plan.detector, FewDetector) else None
         self._draining = plan.detector if isinstance(plan.detector, Draining) else None
-        self._ceilings: dict[frozenset[int], Ceilings] = {}
+        self._bands = sorted(priorities, reverse=True)
+        self._ceilings: Ceilings | None = None
 
     def levels(self, now: float) -> Levels:
         """How full each endpoint of the fleet is, by row; plain numbers for a few."""
         loads = self._loads(now)
-        if self._few is not None and len(loads.ids) <= FEW:
+        if self._few is not None and self._is_small:
             return self._few.saturation_few(loads)
         saturation = self._plan.detector.saturation(loads)
         return saturation.tolist() if len(saturation) <= FEW else saturation
+
+    def open(self, rows: Rows, levels: Levels, ceiling: float, highest: float) -> tuple[Rows, bool]:
+        """Those of `rows` that are less full than a band's ceiling, and False.
+
+        If there are none: those that a band may use all the same that is owed its share, and True.
+        """
+        own = self.below(rows, levels, ceiling)
+        if len(own) or ceiling >= highest:
+            return own, False
+        return self.below(rows, levels, highest), True
 
     @staticmethod
     def below(rows: Rows, levels: Levels, ceiling: float) -> Rows:
         """Those of `rows` that are less full than a ceiling."""
         if not isinstance(levels, list):
             return rows[levels[rows] < ceiling]
-        picked = [row for row in rows.tolist() if levels[row] < ceiling]
-        return rows if len(picked) == len(rows) else np.array(picked, np.intp)
-
-    @staticmethod
-    def least(rows: Rows, levels: Levels) -> float:
-        """How full the emptiest of `rows` is."""
-        if not isinstance(levels, list):
-            return float(levels[rows].min())
-        return min(levels) if len(rows) == len(levels) else min([levels[row] for row in rows.tolist()])
+        own = levels if len(rows) == len(levels) else [levels[row] for row in rows.tolist()]
+        picked = [place for place, level in enumerate(own) if level < ceiling]
+        if len(picked) == len(rows):
+            return rows
+        # A slice costs a third of an array, and where requests wait seldom more than one endpoint has room.
+        at = picked[0] if picked else 0
+        return rows[at : at + len(picked)] if len(picked) < 2 else rows[picked]
 
     def _loads(self, now: float) -> Loads:
         fleet = self._fleet
         loads = self._known
         if loads is None or self._endpoints is not fleet.endpoints:
             self._endpoints = fleet.endpoints
+            self._is_small = len(fleet) <= FEW
             columns = fleet.columns
             loads = self._known = Loads(
                 tuple(endpoint.id for endpoint in fleet.endpoints),
@@ -121,18 +133,23 @@ class Room:
             loads.inflight_requests = own + fleet.columns["foreign_requests"] if fleet.has_foreign else own
         return loads
 
-    def ceilings(self, priorities: frozenset[int], levels: Levels) -> Ceilings:
-        """How full an endpoint may be for each of the priorities."""
-        policy = self._plan.usage_limit
-        known = self._ceilings.get(priorities) if policy.is_steady else None
+    def ceilings(self, levels: Levels) -> Ceilings:
+        """How full an endpoint may be for each priority."""
+        known = self._ceilings
         if known is None:
-            bands = sorted(priorities, reverse=True)
+            policy = self._plan.usage_limit
             self._cycle += 1
-            found = policy.ceilings(bands, mean_of(levels), self._cycle)
-            known = Ceilings(dict(zip(bands, found, strict=True)), max(found))
-            if policy.is_steady and len(self._ceilings) < MAX_SETS:
-                self._ceilings[priorities] = known
+            found = policy.ceilings(self._bands, mean_of(levels), self._cycle)
+            known = Ceilings(dict(zip(self._bands, found, strict=True)), max(found))
+            if policy.is_steady:
+                self._ceilings = known
         return known
+
+    def is_shut(self, levels: Levels, ceilings: Ceilings) -> bool:
+        """Whether there is no room for anybody until an event makes some."""
+        if self._draining is not None or self._ceilings is None:
+            return False
+        return (min(levels) if isinstance(levels, list) else float(levels.min())) >= ceilings.highest
 
     def opens_at(self, rows: Rows, ceiling: float, now: float) -> float:
         """When an endpoint of `rows` will be below the ceiling though nothing happens, infinite for never."""

@@ -115,6 +115,7 @@ class VllmRender(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     url: Annotated[str, "base URL"] = "http://localhost:8000"
     timeout: Annotated[str, "for text"] = "5s"
     mm_timeout: Annotated[str, "for media"] = "30s"
+    api_key_file: Annotated[str, "file with the key that it wants"] = ""
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

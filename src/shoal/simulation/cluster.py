@@ -7,7 +7,7 @@ later.  The router is the one that runs live; what it is told, and when, is all 
 import gc
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -31,6 +31,8 @@ from shoal.wire.hints import read_hints
 
 _PROGRESS_EVERY = 50
 OnStep = Callable[[int, float, events.Event, list[Command]], None]
+Places = Callable[[str], Sequence[str]]
+"""Given the session of a request, names the endpoints to try in their order."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,18 +100,21 @@ class Cluster:
     """One run: `run` it with its sessions; `samples` has one entry per request that ended.
 
     on_progress: told now and then how many requests have ended, and which share of the sessions (0 to 1).  timeline:
-    written now and then, when there is one.  on_step: told of each step of a router, its number first.
+    written now and then, when there is one.  on_step: told of each step of a router, its number first.  places: decides
+    in the place of all routers, of which there are none then.
     """
 
-    def __init__(self, config: ClusterConfig, *, on_step: OnStep | None = None) -> None:
+    def __init__(self, config: ClusterConfig, *, on_step: OnStep | None = None, places: Places | None = None) -> None:
         self.loop = Loop()
         self._on_step = on_step
         self.samples: list[Sample] = []
         self.config = config
         loaded = load(config.router, "router")
-        shares = config.routers > 1
+        self._places = places
+        count = config.routers if places is None else 0
+        shares = count > 1
         self._chance = Chance(config.seed).stream("clients")
-        self.routers = [Router(loaded, Chance(config.seed + n), shares_pool=shares) for n in range(config.routers)]
+        self.routers = [Router(loaded, Chance(config.seed + n), shares_pool=shares) for n in range(count)]
         self._is_exact = loaded.precise is not None
         self._claims = Claims(loaded)
         self._kept_headers = loaded.request_headers
@@ -374,8 +379,12 @@ class Cluster:
         session = talk.session
         number = int(self._chance.integers(len(self.routers))) if len(self.routers) > 1 else 0
         request = self._request(f"r{self._count}", session, turn)
-        self._flights[request.id] = Flight(talk, turn, request.tenant_id, number, self.loop.now)
-        self._feed(number, Arrived(request, turn.prompt.hashes()))
+        flight = self._flights[request.id] = Flight(talk, turn, request.tenant_id, number, self.loop.now)
+        if self._places is None:
+            self._feed(number, Arrived(request, turn.prompt.hashes()))
+        else:
+            flight.endpoints.extend(self._nodes[name].endpoint.address for name in self._places(session.id))
+            self._try_next(request.id, flight)
 
     def _request(self, request_id: str, session: Session, turn: Turn) -> Request:
         """What a picker makes of a turn."""
@@ -454,6 +463,8 @@ class Cluster:
         self._close(flight, outcome)
 
     def _end(self, request_id: str, flight: Flight, outcome: Outcome) -> None:
+        if self._places is not None:
+            return
         self._feed(flight.router, Ended(request_id))
         self.loop.after(self.config.record_s, Rank.NEWS, self._feed, flight.router, Recorded(request_id, outcome))
 

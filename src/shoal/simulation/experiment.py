@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import yaml
 
-from shoal.kernel import Chance, ConfigError
+from shoal.kernel import Chance, ConfigError, InvalidInput
 from shoal.routing.config import load
 from shoal.simulation import fleets, recorded, traces
 from shoal.simulation.arrivals import Arrivals
-from shoal.simulation.cluster import Cluster, ClusterConfig
+from shoal.simulation.cluster import Cluster, ClusterConfig, Places
 from shoal.simulation.fleets import Group, Store
 from shoal.simulation.inferenceperf import read_perf
 from shoal.simulation.loop import Rank
@@ -26,7 +26,8 @@ from shoal.simulation.workloads import Recipe
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
-    """Recorded traffic.  rate: how much faster than recorded.  limit: requests or sessions, 0 for all.
+    """Recorded traffic.  rate: how much faster than recorded.  limit: requests or sessions, 0 for all.  skip: sessions
+    left out at its beginning, as when a policy was chosen on them; the first one behind them begins at 0.
 
     has_sessions: of `mooncake`, see `traces.mooncake`; journals have sessions of themselves.
     """
@@ -36,6 +37,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     has_sessions: bool = False
     rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     limit: Annotated[int, msgspec.Meta(ge=0)] = 0
+    skip: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    @property
+    def last(self) -> int:
+        """Up to which request or session it is read, 0 for all."""
+        return self.limit + self.skip if self.limit else 0
 
     @property
     def is_timed(self) -> bool:
@@ -168,36 +175,8 @@ def run_experiment(
     sessions that have ended.  timeline: filled, when there is one.  A KeyboardInterrupt ends the run with what there
     is (`is_partial`).
     """
-    chance = Chance(seed)
-    made = sessions if sessions is not None else _made(experiment, chance)
-    if experiment.headers:
-        headers = {name.lower(): value for name, value in experiment.headers.items()}
-        made = [session._replace(headers={**headers, **session.headers}) for session in made]
-    made = experiment.arrivals.spread(_owned(made, experiment.tenants, chance), chance.stream("arrivals"))
-    is_exact = load(router, "router").precise is not None
-    nodes = nodes_of(experiment)
-    if is_exact:
-        nodes = tuple(
-            msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=True))
-            for node in nodes
-        )
-    cluster = Cluster(
-        ClusterConfig(
-            nodes=nodes,
-            router=router,
-            routers=experiment.router.count,
-            gossip_s=experiment.router.gossip_s,
-            seed=seed,
-            concurrency=experiment.arrivals.concurrency,
-            store_blocks=fleets.store_blocks(experiment.fleet, experiment.store),
-        )
-    )
-    for incident in experiment.incidents:
-        call = {"kill": cluster.kill, "revive": cluster.revive}.get(incident.what)
-        if call is not None:
-            cluster.loop.at(incident.at_s, Rank.WORLD, call, incident.endpoint)
-        else:
-            cluster.loop.at(incident.at_s, Rank.WORLD, cluster.slow, incident.endpoint, incident.factor)
+    made = arriving(experiment, seed, sessions)
+    cluster = build(experiment, seed, router=router)
     if progress is not None:
         cluster.on_progress = progress
     cluster.timeline = timeline
@@ -206,25 +185,81 @@ def run_experiment(
         cluster.run(made)
     except KeyboardInterrupt:
         is_partial = True
-    names = [node.id for node in nodes]
+    names = [node.id for node in cluster.config.nodes]
     result = summarise(cluster.samples, names, cluster.loop.now, timeline=timeline, is_partial=is_partial)
     return result, cluster.samples
 
 
+def arriving(experiment: Experiment, seed: int, sessions: list[Session] | None = None) -> list[Session]:
+    """Return the sessions of a run with their times, tenants and headers.  sessions: of a trace."""
+    chance = Chance(seed)
+    made = sessions if sessions is not None else _made(experiment, chance)
+    if experiment.headers:
+        headers = {name.lower(): value for name, value in experiment.headers.items()}
+        made = [session._replace(headers={**headers, **session.headers}) for session in made]
+    return experiment.arrivals.spread(_owned(made, experiment.tenants, chance), chance.stream("arrivals"))
+
+
+def build(experiment: Experiment, seed: int, *, router: str = "", places: Places | None = None) -> Cluster:
+    """Return the pool of a run, with its incidents ahead of it.
+
+    router: text of the configuration.  places: decides in the place of its pickers.
+    """
+    nodes = nodes_of(experiment)
+    if load(router, "router").precise is not None:
+        nodes = tuple(
+            msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=True))
+            for node in nodes
+        )
+    config = ClusterConfig(
+        nodes=nodes,
+        router=router,
+        routers=experiment.router.count,
+        gossip_s=experiment.router.gossip_s,
+        seed=seed,
+        concurrency=experiment.arrivals.concurrency,
+        store_blocks=fleets.store_blocks(experiment.fleet, experiment.store),
+    )
+    cluster = Cluster(config, places=places)
+    for incident in experiment.incidents:
+        call = {"kill": cluster.kill, "revive": cluster.revive}.get(incident.what)
+        if call is not None:
+            cluster.loop.at(incident.at_s, Rank.WORLD, call, incident.endpoint)
+        else:
+            cluster.loop.at(incident.at_s, Rank.WORLD, cluster.slow, incident.endpoint, incident.factor)
+    return cluster
+
+
 def sessions_of(trace: Trace, files: list[bytes]) -> list[Session]:
-    """Return the sessions of a trace.  files: one, or all of a claude-code trace or of journals; see `traces`."""
+    """Return the sessions of a trace.  files: one, or all of a claude-code trace or of journals; see `traces`.
+
+    Raises InvalidInput.
+    """
+    sessions = _sessions_of(trace, files)[trace.skip :]
+    if not sessions and trace.skip:
+        raise InvalidInput(f"has no session behind the {trace.skip} to skip")
+    start_s = min((session.arrives_s for session in sessions if session.arrives_s is not None), default=0.0)
+    if not trace.skip or not start_s:
+        return sessions
+    return [
+        session if session.arrives_s is None else session._replace(arrives_s=session.arrives_s - start_s)
+        for session in sessions
+    ]
+
+
+def _sessions_of(trace: Trace, files: list[bytes]) -> list[Session]:
     match trace.format:
         case "claude-code":
-            return traces.claude_code(files[: trace.limit or None])
+            return traces.claude_code(files[: trace.last or None])
         case "journal":
-            return recorded.journal(files, rate=trace.rate, limit=trace.limit)
+            return recorded.journal(files, rate=trace.rate, limit=trace.last)
         case "azure":
-            return traces.azure(files[0].decode(errors="replace"), rate=trace.rate, limit=trace.limit)
+            return traces.azure(files[0].decode(errors="replace"), rate=trace.rate, limit=trace.last)
         case "tracelab":
-            return traces.tracelab(files[0].splitlines(), limit=trace.limit)
+            return traces.tracelab(files[0].splitlines(), limit=trace.last)
         case "mooncake":
             lines = files[0].splitlines()
-            return traces.mooncake(lines, rate=trace.rate, limit=trace.limit, has_sessions=trace.has_sessions)
+            return traces.mooncake(lines, rate=trace.rate, limit=trace.last, has_sessions=trace.has_sessions)
 
 
 def with_perf(experiment: Experiment, text: str) -> Experiment:

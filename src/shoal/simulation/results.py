@@ -91,8 +91,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: of the virtual clock.  hit_ratio: share of prompt tokens found in caches.  imbalance: busiest endpoint
     over the mean, by requests.  output_tokens_per_s, requests_per_s: over the whole run.  waiting_peak: most requests
     in the queues of all engines at a look, held_peak: in the router; both 0 when nobody looked.  slo_requests: whose
-    clients asked for a latency; slo_ratio: share of them that got it, 1 when there are none.  is_partial: the run
-    was interrupted, and requests that had not ended are in no figure.
+    clients asked for a latency; slo_ratio: share of them that got it, 1 when there are none.  regret_ratio: by how much
+    its cost is above that of the reference (see `regret`), 0.1 for a tenth, None without one.  is_partial: the run was
+    interrupted, and requests that had not ended are in no figure.
     """
 
     requests: int
@@ -121,6 +122,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     held_peak: int = 0
     slo_requests: int = 0
     slo_ratio: float = 1.0
+    regret_ratio: float | None = None
     is_partial: bool = False
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.hosts.direct.backends import BackendsFile
+from shoal.hosts.backends import BackendsFile
 from shoal.hosts.direct.plane import Plane
 from shoal.hosts.direct.settings import DirectClocks, settings_of
 from shoal.hosts.driver import Driver

@@ -18,7 +18,7 @@ import h11
 import msgspec
 from hypothesis import Phase, settings
 
-from shoal.hosts.direct.backends import BackendsFile
+from shoal.hosts.backends import BackendsFile
 from shoal.hosts.direct.clients import ClientConnection
 from shoal.hosts.direct.plane import Plane
 from shoal.hosts.direct.pools import EngineConnection, EnginePool, Pools

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.hosts.direct.backends import Backends, BackendsFile, write_backends
+from shoal.hosts.backends import Backends, BackendsFile, write_backends
 from shoal.hosts.direct.settings import CONTROL_PREFIXES
 from shoal.hosts.envoy import EndpointAddress, EnvoySettings
 from tests.hosts.direct.direct_rig import CHUNKED_HEAD, Seen, Wire, chat, chunk, plain, pool, request, says, until

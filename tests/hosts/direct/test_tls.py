@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from shoal.hosts.direct.backends import Backends, BackendsFile, context_of, write_backends
+from shoal.hosts.backends import Backends, BackendsFile, context_of, write_backends
 from shoal.hosts.direct.certificates import Certificate
 from shoal.hosts.envoy import BackendTls, EndpointAddress
 from shoal.kernel import ConfigError

@@ -68,14 +68,15 @@ async def publishing(config: EngineServerConfig) -> AsyncIterator[tuple[Engine, 
 def model_of(server: EngineServer) -> Model:
     """The model inside a server."""
     assert server._context is not None
-    return server._context.driver._engine
+    return server._context.ranks.all[0].engine
 
 
-def sources_of(server: EngineServer) -> KvEvents:
-    """Where a server publishes."""
+def sources_of(server: EngineServer, rank: int = 0) -> KvEvents:
+    """Where a rank of a server publishes."""
     assert server._context is not None
-    assert server._context.publisher is not None
-    return server._context.publisher.config
+    publisher = server._context.ranks.all[rank].publisher
+    assert publisher is not None
+    return publisher.config
 
 
 async def replay(server: EngineServer, start: int = 0, request: list[bytes] | None = None) -> list[Message]:

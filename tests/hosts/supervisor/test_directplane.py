@@ -11,10 +11,11 @@ from typing import cast
 import msgspec
 import pytest
 
-from shoal.hosts.direct import Backends
+from shoal.hosts.backends import Backends
 from shoal.hosts.fleet import Target
 from shoal.hosts.supervisor import free_port
-from shoal.hosts.supervisor.directplane import BACKENDS, ClientsDoor, DirectPlane
+from shoal.hosts.supervisor.dialling import BACKENDS
+from shoal.hosts.supervisor.directplane import ClientsDoor, DirectPlane
 from shoal.hosts.supervisor.link import WorkerLink
 from shoal.hosts.supervisor.settings import Ground
 from shoal.hosts.supervisor.workers import Workers

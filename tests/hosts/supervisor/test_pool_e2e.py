@@ -248,7 +248,7 @@ def test_a_changed_key_of_a_backend_reaches_the_data_plane_and_does_not_outlive_
     )
     engine = subprocess.Popen([sys.executable, "-m", "shoal.cli", "engine", "--port", str(port)])
     pool = Pool(tmp_path, ["--data-plane", plane, "--config", str(config)])
-    shown = pool.run_dir / {"envoy": "envoy/eds/eds.json", "direct": "direct/backends.json"}[plane]
+    shown = pool.run_dir / {"envoy": "envoy/eds/eds.json", "direct": "backends.json"}[plane]
     try:
         pool.wait_ready()
         assert "Bearer sk-old" in shown.read_text()

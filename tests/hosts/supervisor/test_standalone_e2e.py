@@ -15,6 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shoal.cli import main
 from tests.hosts.supervisor.pool_rig import until
 from tests.hosts.supervisor.standalone_rig import Alone
+from tests.scenarios.engines import engines
+from tests.scenarios.pools import HEAD
+from tests.vllm.exactpool import EXACT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -47,9 +50,18 @@ def _request(session: str = "") -> list[pb.ProcessingRequest]:
 
 def _ask(port: int) -> str:
     """Ask as a gateway does; return the endpoint that was chosen."""
+    answered = threading.Event()
+
+    def messages() -> Iterator[pb.ProcessingRequest]:
+        yield from _request()
+        answered.wait(20.0)
+
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        answers = list(rpc.ExternalProcessorStub(channel).Process(iter(_request()), timeout=20.0))
-    mutations = answers[-1].request_body.response.header_mutation.set_headers
+        answers = rpc.ExternalProcessorStub(channel).Process(messages(), timeout=20.0)
+        next(answers)
+        answer = next(answers)
+        answered.set()
+    mutations = answer.request_body.response.header_mutation.set_headers
     return next(
         option.header.raw_value.decode()
         for option in mutations
@@ -101,6 +113,31 @@ def test_a_session_is_aborted_on_the_gateways_streams_and_an_engine_reset(
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["ended 1 request of session doomed", "ended 0 requests of session doomed"]
     assert said[2].endswith("its prefix cache is empty")
+
+
+def test_an_engine_that_is_asked_for_tokens_gets_its_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("engine-secret\n")
+    events = '{"enable_kv_cache_events": true, "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}'
+    with engines(tmp_path, ["--api-key", "engine-secret", "--kv-events-config", events]) as (guarded,):
+        backend = f"{{url: '{guarded.url}', api_key_file: {tmp_path}/key, engine: vllm}}"
+        (tmp_path / "pool.yaml").write_text(HEAD + f"backends: [{backend}]\n" + EXACT.format(backend="engine: {}"))
+        picker = Alone(tmp_path, engines=0, more=["--config-file", str(tmp_path / "pool.yaml")])
+        try:
+            picker.wait_ready()
+            asked = {"model": "tiny", "messages": [{"role": "user", "content": "hello " * 40}]}
+            for _ in range(2):
+                # Its blocks are known from here on, so tokens are worth asking for.
+                guarded.post(asked, "engine-secret")
+            until(lambda: _ask(picker.port) and guarded.arrivals("/tokenize"), why=lambda: picker.said("picker"))
+            (shown, *_) = [dict(each["headers"]) for each in guarded.arrivals("/tokenize")]
+            assert {name.lower(): value for name, value in shown.items()}["authorization"] == "Bearer engine-secret"
+            kept = tmp_path / "run" / "backends.json"
+            assert kept.stat().st_mode & 0o077 == 0
+            picker.picker.send_signal(signal.SIGTERM)
+            assert picker.picker.wait(60.0) == 0
+            assert not kept.exists()
+        finally:
+            picker.end()
 
 
 def test_sigterm_ends_the_picker_and_its_sockets(alone: Alone) -> None:

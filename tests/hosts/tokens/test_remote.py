@@ -12,18 +12,20 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from shoal.hosts.backends import Backend
 from shoal.hosts.tokens import remote
 from shoal.hosts.tokens.prompts import NoTokens, read_prompt
-from shoal.hosts.tokens.remote import RemoteTokenizer, Rendered
+from shoal.hosts.tokens.remote import RemoteTokenizer, Rendered, Server
 from shoal.pool import Api
 
 Answer = Callable[[dict[str, Any]], Any]
 
 
 class Engine:
-    """Answers by path: a status, bytes, JSON, or nothing for ever."""
+    """Answers by path: a status, bytes, JSON, or nothing for ever.  key: wanted as a bearer token, "" for none."""
 
-    def __init__(self, **answers: Any) -> None:
+    def __init__(self, key: str = "", **answers: Any) -> None:
+        self.key = key
         self.answers = answers
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.url = ""
@@ -31,6 +33,8 @@ class Engine:
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         body = json.loads(await request.read())
         self.asked.append((request.path, body))
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.Response(status=401)
         name = "render" if request.path.endswith("/render") else "tokenize"
         answer = self.answers.get(name, 404)
         if answer is None:
@@ -63,7 +67,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 async def ask(made: RemoteTokenizer, engine: Engine, api: Api, body: dict[str, Any], **more: Any) -> Rendered:
-    return await made.tokenise(engine.url, read_prompt(api, json.dumps(body).encode()), "m", **more)
+    return await made.tokenise(Server(engine.url, **more), read_prompt(api, json.dumps(body).encode()), "m")
 
 
 def numbers(rendered: Rendered) -> list[list[int]]:
@@ -134,6 +138,35 @@ def test_an_engine_without_rendering_is_not_asked_for_it() -> None:
     play(engine, scene)
 
 
+@pytest.mark.parametrize("has_render", [True, False])
+def test_an_engine_that_wants_a_key_gets_its_own(has_render: bool) -> None:
+    engine = Engine("own", render={"token_ids": [1]}, tokenize={"tokens": [2]})
+
+    async def scene(made: RemoteTokenizer) -> None:
+        backend = Backend(authorization="Bearer own")
+        asked = {"backend": backend, "client_key": {"authorization": "Bearer client"}, "has_render": has_render}
+        assert numbers(await ask(made, engine, Api.CHAT, chat(), **asked)) == [[1 if has_render else 2]]
+        with pytest.raises(NoTokens, match="unauthorized"):
+            await ask(made, engine, Api.CHAT, chat(), **{**asked, "backend": Backend(authorization="Bearer old")})
+
+    play(engine, scene)
+
+
+def test_the_wrong_key_of_one_client_closes_nothing_for_the_next() -> None:
+    engine = Engine("good", render={"token_ids": [1]})
+
+    async def scene(made: RemoteTokenizer) -> None:
+        for key in ("bad", "good"):
+            asked = ask(made, engine, Api.CHAT, chat(), client_key={"authorization": f"Bearer {key}"})
+            if key == "bad":
+                with pytest.raises(NoTokens, match="unauthorized"):
+                    await asked
+            else:
+                assert numbers(await asked) == [[1]]
+
+    play(engine, scene)
+
+
 def test_token_ids_need_no_engine() -> None:
     engine = Engine()
 
@@ -193,7 +226,7 @@ def test_an_engine_that_cannot_be_reached_is_a_reason() -> None:
                 made = RemoteTokenizer(session, threads, 5.0, 5.0)
                 prompt = read_prompt(Api.CHAT, json.dumps(chat()).encode())
                 with pytest.raises(NoTokens, match="unavailable"):
-                    await made.tokenise("http://127.0.0.1:1", prompt, "m")
+                    await made.tokenise(Server("http://127.0.0.1:1"), prompt, "m")
 
     uvloop.run(main())
 

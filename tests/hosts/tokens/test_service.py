@@ -4,14 +4,17 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from shoal.hosts.tokens import Backend, EngineList, TokenSettings
+from shoal.hosts.backends import Backends, BackendsFile, write_backends
+from shoal.hosts.envoy import EndpointAddress
+from shoal.hosts.tokens import Backend, EngineList, TokenSettings, settings_of
 from shoal.hosts.tokens.local import LocalTokenizer
 from shoal.hosts.tokens.prompts import read_prompt
 from shoal.hosts.tokens.service import Tokenizers
@@ -19,6 +22,7 @@ from shoal.hosts.waiting import Asked
 from shoal.kernel import ConfigError
 from shoal.pool import Api, Endpoint, EndpointState, Request, ServedModel
 from shoal.routing.commands import Fetch
+from shoal.routing.config import load
 from shoal.routing.events import (
     EndpointChanged,
     EndpointJoined,
@@ -30,6 +34,7 @@ from shoal.routing.events import (
 )
 from tests.hosts.tokens.tiny_model import write
 
+HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 CANARY = "the canary sings at midnight"
 
 
@@ -55,16 +60,18 @@ class Maker:
 class Scene:
     """A service and what it has told."""
 
-    def __init__(self, settings: TokenSettings) -> None:
+    def __init__(self, settings: TokenSettings, backends: Path | None) -> None:
         self.maker = Maker()
         self.engines = EngineList()
-        self.tokens = Tokenizers(self.maker, settings, self.engines)
+        self.tokens = Tokenizers(self.maker, settings, self.engines, BackendsFile(backends))
         self.told: list[Fetched | FetchFailed] = []
+
+        self.headers: dict[str, str] = {}
 
     def fetch(self, body: Any, api: Api = Api.CHAT, **command: Any) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         name = f"r-{len(self.maker.calls)}"
-        asked = Asked(Request(id=name, api=api), {}, data)
+        asked = Asked(Request(id=name, api=api), self.headers, data)
         wanted = {"model": "m", "adapter": "", "block_sizes": (16,), **command}
         return self.tokens.fetch(Fetch(name, **wanted), asked, self.told.append)
 
@@ -85,9 +92,11 @@ class Scene:
             self.engines.on_event(event)
 
 
-def play(scene: Callable[[Scene], Awaitable[None]], settings: TokenSettings = TokenSettings()) -> None:
+def play(
+    scene: Callable[[Scene], Awaitable[None]], settings: TokenSettings = TokenSettings(), backends: Path | None = None
+) -> None:
     async def main() -> None:
-        made = Scene(settings)
+        made = Scene(settings, backends)
         async with asyncio.timeout(60):
             await scene(made)
         await made.tokens.close()
@@ -157,28 +166,72 @@ def test_embedded_engines_are_tokenised_for_in_process() -> None:
     play(scene)
 
 
-def test_other_engines_are_asked_themselves() -> None:
-    asked: list[tuple[str, str]] = []
+@asynccontextmanager
+async def an_engine() -> AsyncIterator[tuple[str, list[tuple[str, str, dict[str, str]]]]]:
+    """One that gives four tokens for a render and three else: its address, and (path, model, headers) of each call."""
+    asked: list[tuple[str, str, dict[str, str]]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        size = next(int(line[16:]) for line in head.split("\r\n") if line.lower().startswith("content-length:"))
-        body = json.loads(await reader.readexactly(size))
-        asked.append((head.split(" ")[1], body["model"]))
+        start, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        body = json.loads(await reader.readexactly(int(headers["content-length"])))
+        asked.append((start.split(" ")[1], body["model"], headers))
         data = b'{"tokens":[1,2,3],"token_ids":[1,2,3,4]}'
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
         writer.close()
 
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+
+
+def test_other_engines_are_asked_themselves() -> None:
     async def scene(made: Scene) -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        made.join("a", "vllm", "m", "lora", address=address)
-        made.join("b", "sglang", "s", address=address)
-        first = await made.tell(chat(), adapter="lora")
-        second = await made.tell(chat(), model="s")
-        assert [event.prompt_tokens for event in (first, second) if isinstance(event, Fetched)] == [4, 3]
-        assert asked == [("/v1/chat/completions/render", "lora"), ("/tokenize", "s")]
-        server.close()
+        async with an_engine() as (address, asked):
+            made.join("a", "vllm", "m", "lora", address=address)
+            made.join("b", "sglang", "s", address=address)
+            first = await made.tell(chat(), adapter="lora")
+            second = await made.tell(chat(), model="s")
+            assert [event.prompt_tokens for event in (first, second) if isinstance(event, Fetched)] == [4, 3]
+            assert [call[:2] for call in asked] == [("/v1/chat/completions/render", "lora"), ("/tokenize", "s")]
+            assert "authorization" not in asked[0][2]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("own", "forwards", "sent"),
+    [("own", True, "Bearer own"), ("", True, "Bearer client"), ("", False, None), ("own", False, "Bearer own")],
+)
+def test_an_engine_gets_its_own_key_or_the_clients_where_that_goes_on(
+    own: str, forwards: bool, sent: str | None, tmp_path: Path
+) -> None:
+    async def scene(made: Scene) -> None:
+        async with an_engine() as (address, asked):
+            for key in ("old", own):
+                dialled = EndpointAddress(address=address, authorization=f"Bearer {key}" if key else "")
+                write_backends(tmp_path / "backends.json", Backends(endpoints=(dialled,)))
+                made.join("a", "vllm", "m", address=address)
+                made.headers = {"authorization": "Bearer client"}
+                assert isinstance(await made.tell(chat()), Fetched)
+            assert [headers.get("authorization") for _, _, headers in asked] == ["Bearer old", sent]
+
+    play(scene, TokenSettings(forwards_client_key=forwards), tmp_path / "backends.json")
+
+
+def test_a_render_server_gets_the_key_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    file = "plugins: [{type: token-producer, parameters: {vllm: {apiKeyFile: %s}}}]"
+    settings = settings_of(load(HEAD + file % (tmp_path / "key"), "test"))
+    assert settings.backends[0].authorization == "Bearer secret"
+    with pytest.raises(ConfigError, match="gone"):
+        settings_of(load(HEAD + file % (tmp_path / "gone"), "test"))
+
+    async def scene(made: Scene) -> None:
+        async with an_engine() as (address, asked):
+            made.tokens.configure(settings._replace(backends=(settings.backends[0]._replace(url=f"http://{address}"),)))
+            await asyncio.sleep(0.05)
+            assert isinstance(await made.tell(chat()), Fetched)
+            assert asked[0][2]["authorization"] == "Bearer secret"
 
     play(scene)
 

@@ -14,8 +14,8 @@ from shoal.kernel import ConfigError
 
 ADMIN_SOCKET = "admin.sock"
 _LOCK = "lock"
-# What a data plane reads keys of engines and private keys from.
-_SECRETS = ("envoy/eds/*", "envoy/sds/*", "direct/*")
+# What data planes and workers read keys of engines and private keys from.
+_SECRETS = ("envoy/eds/*", "envoy/sds/*", "backends.json")
 _LONGEST_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its final zero
 _LONGEST_SOCKET_NAME_BYTES = 20
 

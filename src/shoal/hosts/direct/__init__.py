@@ -11,8 +11,8 @@ and `chunks` are the grammar, `plane` is the whole of it, `worker` the process.
 inherits.  Whoever keeps that socket open over a worker's replacement loses no connection that waits in its queue.
 --held: accept nothing before POST /serve, so that a worker meets no client before it knows the fleet.
 TLS, limits, retries and keys come from --config as behind Envoy (`kind: Pool`); certificate files are read again
-when they change.  --backends: what `backends.write_backends` writes, engines' own keys and TLS; read again when it
-changes, so it only has to be written before an endpoint is told of.
+when they change.  --backends: engines' own keys and TLS, as `hosts.backends` writes them; read again when it changes,
+so it only has to be written before an endpoint is told of.
 
 The admin socket has the pages of every worker (`hosts.workerpages`): the fleet comes as POST /events.  Besides:
     POST /serve              begin to accept (with --held)
@@ -21,7 +21,6 @@ The admin socket has the pages of every worker (`hosts.workerpages`): the fleet 
     GET /connections         open client connections and requests at engines
 """
 
-from shoal.hosts.direct.backends import Backends, write_backends
 from shoal.hosts.direct.settings import DirectClocks, DirectSettings, settings_of
 
-__all__ = ["Backends", "DirectClocks", "DirectSettings", "settings_of", "write_backends"]
+__all__ = ["DirectClocks", "DirectSettings", "settings_of"]

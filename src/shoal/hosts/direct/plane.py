@@ -10,8 +10,8 @@ import socket
 import ssl
 from collections.abc import Mapping
 
+from shoal.hosts.backends import BackendsFile
 from shoal.hosts.direct.answerheads import AnswerReader
-from shoal.hosts.direct.backends import BackendsFile
 from shoal.hosts.direct.clients import ClientConnection
 from shoal.hosts.direct.heads import HeadReader
 from shoal.hosts.direct.pools import Pools

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from shoal.hosts.direct.backends import Backend, BackendsFile
+from shoal.hosts.backends import Backend, BackendsFile
 from shoal.hosts.direct.settings import DirectSettings
 from shoal.hosts.direct.wheel import NEVER, Wheel
 

@@ -4,11 +4,9 @@ import argparse
 import asyncio
 import socket
 import sys
-from pathlib import Path
 
 from aiohttp import web
 
-from shoal.hosts.direct.backends import BackendsFile
 from shoal.hosts.direct.certificates import Certificate
 from shoal.hosts.direct.plane import LINGER_S, Plane, listening
 from shoal.hosts.direct.settings import settings_of
@@ -74,7 +72,6 @@ class Worker(AnyWorker):
     def __init__(self, options: argparse.Namespace, config: RouterConfig, config_text: str) -> None:
         super().__init__(options, config, config_text)
         pool = config.pool
-        self._backends = BackendsFile(Path(options.backends) if options.backends else None)
         self._certificate = Certificate(pool.tls) if pool.tls is not None else None
         self.plane = Plane(self.picker, settings_of(pool, options.workers), self._backends)
         self.linger_s = LINGER_S
@@ -139,7 +136,6 @@ def parser() -> argparse.ArgumentParser:
     """The worker's own flags; people use `shoal up --data-plane direct`."""
     flags = worker_parser("python -m shoal.hosts.direct", __doc__)
     flags.add_argument("--listen", required=True, help="HOST:PORT, shared between workers, or fd:N, inherited")
-    flags.add_argument("--backends", default="", help="file with engines' keys and TLS, as `write_backends` writes it")
     flags.add_argument("--held", action="store_true", help="accept nothing before POST /serve on the admin socket")
     return flags
 

@@ -9,6 +9,9 @@ from shoal.hosts.engine.kvevents import KvEvents
 from shoal.hosts.engine.kvforms import KvForm
 from shoal.kernel import ConfigError
 
+MAX_RANKS = 64
+_KV_EVENTS = "--kv-events-config"
+
 
 class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What `shoal engine` serves and how it behaves; 0 means the profile's own value."""
@@ -23,8 +26,10 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Adapters loaded at the start."""
     profile: str | Profile = "tiny"
     """Which hardware and model to imitate: a name of the catalogue, or figures of one's own."""
+    data_parallel_size: int = 1
+    """Ranks of data parallelism behind the one port, each an engine of its own with a cache of its own."""
     num_blocks: int = 0
-    """KV blocks."""
+    """KV blocks of a rank."""
     block_size: int = 0
     """Tokens a KV block."""
     max_num_seqs: int = 0
@@ -86,9 +91,15 @@ class EngineServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{getattr(self, name)} is below 0", source=f"--{name.replace('_', '-')}")
+        if not 1 <= self.data_parallel_size <= MAX_RANKS:
+            raise ConfigError(f"it must be 1 to {MAX_RANKS}", source="--data-parallel-size")
+        if self.data_parallel_size > 1 and self.kv_form.is_sglang and self.kv_events.has_free_port:
+            raise ConfigError("several ranks of SGLang need a port each: give that of the first", source=_KV_EVENTS)
         if self.max_loras < 1:
             raise ConfigError("at least one adapter slot is needed", source="--max-loras")
         self.kv_events.check()
+        if self.kv_events.is_on(self.kv_form):
+            self.kv_events.of_rank(self.data_parallel_size - 1)
         return EngineConfig(
             profile=profile,
             num_blocks=self.num_blocks,

@@ -12,14 +12,13 @@ from shoal.hosts.engine.bodies import Sampling
 from shoal.hosts.engine.catalog import Catalog
 from shoal.hosts.engine.config import EngineServerConfig
 from shoal.hosts.engine.control import Control
-from shoal.hosts.engine.driver import EngineDriver
 from shoal.hosts.engine.errors import bad_request
 from shoal.hosts.engine.exposition import Exposition
 from shoal.hosts.engine.faults import FaultBox
 from shoal.hosts.engine.generation import Generation
-from shoal.hosts.engine.kvpublisher import KvPublisher
-from shoal.hosts.engine.meter import Meter
+from shoal.hosts.engine.meter import HttpCounts
 from shoal.hosts.engine.planning import Planner
+from shoal.hosts.engine.ranks import Ranks
 from shoal.hosts.engine.streams import EventStream, Shape, WholeAnswer
 
 JSON = "application/json"
@@ -51,6 +50,12 @@ class Call:
         self.id = asked or own_id * 2
         self.answer_id = asked or own_id
 
+    @property
+    def rank(self) -> int | None:
+        """The data-parallel rank that the client asked for, None for any."""
+        asked = self.request.headers.get("X-data-parallel-rank", "")
+        return int(asked) if asked.isdecimal() and len(asked) < 8 else None
+
     def respond(
         self, body: bytes, status: int = 200, content_type: str = JSON, headers: Mapping[str, str] | None = None
     ) -> web.Response:
@@ -77,31 +82,29 @@ class Call:
 
 
 class Context:
-    """The parts of a running server.  publisher: of KV events, None for an engine without."""
+    """The parts of a running server."""
 
-    __slots__ = ("box", "catalog", "config", "control", "driver", "exposition", "meter", "planner", "publisher")
+    __slots__ = ("box", "catalog", "config", "control", "exposition", "planner", "ranks", "requests")
 
     def __init__(
         self,
         config: EngineServerConfig,
         catalog: Catalog,
         planner: Planner,
-        driver: EngineDriver,
-        meter: Meter,
+        ranks: Ranks,
+        requests: HttpCounts,
         exposition: Exposition,
         box: FaultBox,
         control: Control,
-        publisher: KvPublisher | None,
     ) -> None:
         self.config = config
         self.catalog = catalog
         self.planner = planner
-        self.driver = driver
-        self.meter = meter
+        self.ranks = ranks
+        self.requests = requests
         self.exposition = exposition
         self.box = box
         self.control = control
-        self.publisher = publisher
 
     def answer(self, call: Call, model: str) -> Answer:
         """Return the outside of the answer to a call."""
@@ -115,10 +118,10 @@ class Context:
             raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
         if body.priority and not self.config.is_priority_scheduling:
             raise bad_request(f"Got priority {body.priority} but Priority scheduling is not enabled.")
-        self.meter.observe_params(body.n or 1, generations[0].limit)
+        self.ranks.choose(call.rank).meter.observe_params(body.n or 1, generations[0].limit)
         if body.stream:
             return await self._stream(call, body, adapter, generations, shape)
-        await self.run(WholeAnswer(len(generations)), generations, adapter, body.cache_salt, body.priority)
+        await self.run(WholeAnswer(len(generations)), generations, adapter, body.cache_salt, body.priority, call.rank)
         return call.respond(shape.whole(generations))
 
     async def run(
@@ -128,18 +131,22 @@ class Context:
         adapter: str = "",
         cache_salt: str | None = None,
         priority: int | None = 0,
+        rank: int | None = None,
     ) -> None:
-        """Let the engine work until `into` is done; whatever ends this early aborts the rest."""
+        """Let the engine work until `into` is done; whatever ends this early aborts the rest.
+
+        rank: that has to do it, None for any.
+        """
         try:
             for generation in generations:
                 identity = self.catalog.identity(adapter)
                 event = self.planner.event(generation, adapter, identity, cache_salt, priority)
-                self.driver.submit(event, into.sink(generation))
+                self.ranks.submit(event, into.sink(generation), rank)
             await into.done
         finally:
             for generation in generations:
                 if generation.finish is None:
-                    self.driver.abort(generation.id)
+                    self.ranks.abort(generation.id)
 
     async def _stream(
         self, call: Call, body: Sampling, adapter: str, generations: list[Generation], shape: WholeShape
@@ -151,6 +158,6 @@ class Context:
             return response
         stream = EventStream(transport, shape, generations, self.box, is_chunked=is_chunked)
         stream.send(shape.preamble())
-        await self.run(stream, generations, adapter, body.cache_salt, body.priority)
+        await self.run(stream, generations, adapter, body.cache_salt, body.priority, call.rank)
         await response.write_eof()
         return response

@@ -6,7 +6,7 @@ Owns who wants it to stand still; how an engine pauses is its model's.
 from collections.abc import Iterable
 
 from shoal.engine.events import PauseMode
-from shoal.hosts.engine.driver import EngineDriver
+from shoal.hosts.engine.ranks import Ranks
 
 SLEEP_TAGS = {0: ("scheduling",), 1: ("weights", "kv_cache"), 2: ("weights", "kv_cache")}
 """What sleeps at each level, as /wake_up names it."""
@@ -19,10 +19,10 @@ class Control:
     A pause and a sleep hold the engine each on its own: it runs when both are over.
     """
 
-    __slots__ = ("_asleep", "_driver", "_level", "is_paused", "weight_version")
+    __slots__ = ("_asleep", "_level", "_ranks", "is_paused", "weight_version")
 
-    def __init__(self, driver: EngineDriver) -> None:
-        self._driver = driver
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._asleep: set[str] = set()
         self._level = 0
         self.is_paused = False
@@ -41,7 +41,7 @@ class Control:
     async def pause(self, mode: PauseMode, *, is_clearing: bool) -> None:
         """Let no step begin; returns when nothing runs any more."""
         self.is_paused = True
-        await self._driver.pause(mode, is_clearing=is_clearing)
+        await self._ranks.pause(mode, is_clearing=is_clearing)
 
     def resume(self) -> None:
         """End a pause."""
@@ -52,7 +52,7 @@ class Control:
         """Pause as long as anything sleeps; a level above 0 empties the cache."""
         self._asleep.update(SLEEP_TAGS[level])
         self._level = level
-        await self._driver.pause(mode, is_clearing=level > 0)
+        await self._ranks.pause(mode, is_clearing=level > 0)
 
     def wake(self, tags: Iterable[str]) -> None:
         """Wake what `tags` name, all when there are none."""
@@ -61,4 +61,4 @@ class Control:
 
     def _run(self) -> None:
         if not self.is_paused and not self._asleep:
-            self._driver.resume()
+            self._ranks.resume()

@@ -68,7 +68,7 @@ async def is_sleeping(context: Context, call: Call) -> web.StreamResponse:
 
 async def reset_prefix_cache(context: Context, call: Call) -> web.StreamResponse:
     """POST /reset_prefix_cache?reset_running_requests&reset_external; fails while blocks are in use."""
-    is_done = await context.driver.reset_cache(
+    is_done = await context.ranks.reset_cache(
         is_forced=_flag(call, "reset_running_requests"), is_all=_flag(call, "reset_external")
     )
     return call.respond_json({"success": is_done})
@@ -77,7 +77,7 @@ async def reset_prefix_cache(context: Context, call: Call) -> web.StreamResponse
 async def abort_requests(context: Context, call: Call) -> web.StreamResponse:
     """POST /abort_requests with the ids that answers carry, or those that clients sent as x-request-id."""
     meant = {_ANSWER_PREFIX.sub("", each) for each in read(call.body, AbortBody).request_ids}
-    context.driver.cancel(lambda own_id: own_id.rsplit("-", 2)[0] in meant)
+    context.ranks.cancel(lambda own_id: own_id.rsplit("-", 2)[0] in meant)
     return call.respond(b"")
 
 
@@ -88,7 +88,7 @@ async def update_weight_version(context: Context, call: Call) -> web.StreamRespo
     if not version:
         raise bad_request("weight_version (or new_version) must be given", "weight_version")
     context.control.weight_version = version
-    await context.driver.reset_cache(is_forced=True, is_all=True)
+    await context.ranks.reset_cache(is_forced=True, is_all=True)
     message = f"Weight version updated to {version}"
     return call.respond_json({"success": True, "message": message, "weight_version": version, "new_version": version})
 
@@ -113,7 +113,7 @@ async def model_info(context: Context, call: Call) -> web.StreamResponse:
 
 async def flush_cache(context: Context, call: Call) -> web.StreamResponse:
     """GET or POST /flush_cache of SGLang: 400 while blocks are in use."""
-    is_done = await context.driver.reset_cache(is_all=True)
+    is_done = await context.ranks.reset_cache(is_all=True)
     return call.respond(_FLUSHED.encode(), 200 if is_done else 400, "text/plain; charset=utf-8")
 
 
@@ -139,7 +139,7 @@ async def abort_request(context: Context, call: Call) -> web.StreamResponse:
     beginning = _ANSWER_PREFIX.sub("", body.rid)
     if not beginning and not body.abort_all:
         raise bad_request("rid or abort_all must be given", "rid")
-    context.driver.cancel(lambda own_id: body.abort_all or own_id.startswith(beginning))
+    context.ranks.cancel(lambda own_id: body.abort_all or own_id.startswith(beginning))
     return call.respond(b"")
 
 

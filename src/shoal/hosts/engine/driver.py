@@ -58,9 +58,9 @@ class EngineDriver:
                 raise bad_request(command.message)
 
     def abort(self, request_id: str) -> None:
-        """End a generation whose client left."""
-        self._sinks.pop(request_id, None)
-        self._feed(Aborted(request_id=request_id))
+        """End a generation whose client left; nothing happens when it is not here."""
+        if self._sinks.pop(request_id, None) is not None:
+            self._feed(Aborted(request_id=request_id))
 
     def cancel(self, is_meant: Callable[[str], bool]) -> None:
         """End the generations whose id `is_meant`; their clients get what there is, with the reason `abort`."""

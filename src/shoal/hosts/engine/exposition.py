@@ -5,7 +5,7 @@ size and a router scrapes often; the process families are its own.  The usage ga
 requests over all blocks, as vLLM does; reusable cached blocks are free.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -21,20 +21,22 @@ from shoal.hosts.engine.families import (
     HTTP_REQUESTS,
     LOOP_LAG,
     LORA,
+    Extra,
     cache_labels,
 )
 from shoal.hosts.engine.lag import LoopLag
-from shoal.hosts.engine.meter import Meter
+from shoal.hosts.engine.meter import HttpCounts
+from shoal.hosts.engine.ranks import Rank, Ranks
 
 _REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 class _Family(NamedTuple):
-    """Prepared text of a counter or gauge: head, (key, line up to the value), tail with the `_created` twin."""
+    """Prepared text of a counter or gauge: head, (rank, key, line up to the value), tail with the `_created` twin."""
 
     name: str
     head: str
-    series: tuple[tuple[str, str], ...]
+    series: tuple[tuple[int, str, str], ...]
     tail: str
 
 
@@ -43,29 +45,31 @@ class Exposition:
 
     def __init__(
         self,
-        engine: Engine,
-        meter: Meter,
+        ranks: Ranks,
+        requests: HttpCounts,
         catalog: Catalog,
         lag: LoopLag,
         control: Control,
-        labels: str,
         started_at: float,
     ) -> None:
-        self._engine = engine
-        self._meter = meter
+        self._ranks = ranks.all
+        self._requests = requests
         self._catalog = catalog
         self._lag = lag
         self._control = control
         self._created = f"{started_at}"
+        labels = [rank.labels for rank in self._ranks]
         self._gauges = [_family(name, *GAUGES[name], labels, "") for name in GAUGES]
         self._counters = [_family(name, *COUNTERS[name], labels, self._created) for name in COUNTERS]
         self._histograms = [
             (name, _head(f"vllm:{name}", help_text, "histogram"), self._twin(f"vllm:{name}", help_text, labels))
             for name, (help_text, _) in HISTOGRAMS.items()
         ]
-        cache = cache_labels(engine.num_blocks, engine.block_size)
-        info = ",".join(f'{name}="{value}"' for name, value in cache.items())
-        self._cache = _head("vllm:cache_config_info", CACHE_INFO, "gauge") + f"vllm:cache_config_info{{{info}}} 1.0\n"
+        self._cache = _head("vllm:cache_config_info", CACHE_INFO, "gauge")
+        for number, rank in enumerate(self._ranks):
+            cache = cache_labels(rank.engine.num_blocks, rank.engine.block_size, number)
+            info = ",".join(f'{name}="{value}"' for name, value in cache.items())
+            self._cache += f"vllm:cache_config_info{{{info}}} 1.0\n"
         self._registry = CollectorRegistry()
         GCCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
@@ -76,21 +80,23 @@ class Exposition:
         return generate_latest(self._registry) + "".join(self._pieces(now_s)).encode()
 
     def _pieces(self, now_s: float) -> Iterator[str]:
-        for families, values in ((self._gauges, self._gauge_values()), (self._counters, self._counter_values())):
+        gauges = [self._gauge_values(rank.engine) for rank in self._ranks]
+        counters = [_counter_values(rank) for rank in self._ranks]
+        for families, values in ((self._gauges, gauges), (self._counters, counters)):
             for family in families:
                 yield family.head
-                for key, prefix in family.series:
-                    yield f"{prefix}{float(values.get((family.name, key), 0))}\n"
+                for rank, key, prefix in family.series:
+                    yield f"{prefix}{float(values[rank].get((family.name, key), 0))}\n"
                 yield family.tail
         for name, head, twin in self._histograms:
             yield head
-            yield self._meter.histograms[name].lines()
+            for each in self._ranks:
+                yield each.meter.histograms[name].lines()
             yield twin
         yield self._cache
         yield from self._own(now_s)
 
-    def _gauge_values(self) -> dict[tuple[str, str], float]:
-        engine = self._engine
+    def _gauge_values(self, engine: Engine) -> dict[tuple[str, str], float]:
         return {
             ("num_requests_running", ""): engine.num_running,
             ("num_requests_waiting", ""): engine.num_waiting,
@@ -100,58 +106,65 @@ class Exposition:
             ("kv_cache_usage_perc", ""): engine.pool.usage_ratio,
         }
 
-    def _counter_values(self) -> dict[tuple[str, str], float]:
-        counters = self._engine.counters
-        return {
-            ("prefix_cache_queries", ""): counters.prefix_queries,
-            ("prefix_cache_hits", ""): counters.prefix_hits,
-            ("external_prefix_cache_queries", ""): counters.external_queries,
-            ("external_prefix_cache_hits", ""): counters.external_hits,
-            ("num_preemptions", ""): counters.preemptions,
-            ("prompt_tokens", ""): counters.prompt,
-            ("prompt_tokens_by_source", "local_compute"): counters.prompt - counters.cached,
-            ("prompt_tokens_by_source", "local_cache_hit"): counters.cached - counters.loaded,
-            ("prompt_tokens_by_source", "external_kv_transfer"): counters.loaded,
-            ("prompt_tokens_cached", ""): counters.cached,
-            ("prompt_tokens_cached_by_source", "device"): counters.prefix_hits,
-            ("prompt_tokens_cached_by_source", "host"): counters.external_hits,
-            ("generation_tokens", ""): counters.generation,
-            **{("request_success", reason): self._meter.finished[reason] for reason in _REASONS},
-        }
-
     def _own(self, now_s: float) -> Iterator[str]:
         if self._catalog.adapters:
-            running, waiting = (",".join(names) for names in self._engine.adapters())
+            named = [rank.engine.adapters() for rank in self._ranks]
+            running, waiting = (",".join(sorted(set().union(*each))) for each in zip(*named, strict=True))
             yield _head("vllm:lora_requests_info", LORA, "gauge")
-            labels = f'max_lora="{self._engine.max_loras}",running_lora_adapters="{running}"'
+            labels = f'max_lora="{self._ranks[0].engine.max_loras}",running_lora_adapters="{running}"'
             yield f'vllm:lora_requests_info{{{labels},waiting_lora_adapters="{waiting}"}} {now_s}\n'
         yield _head("http_requests_total", HTTP_REQUESTS, "counter")
-        for (handler, method, hundreds), count in self._meter.http.items():
+        for (handler, method, hundreds), count in self._requests.items():
             labels = f'handler="{handler}",method="{method}",status="{hundreds}xx"'
             yield f"http_requests_total{{{labels}}} {float(count)}\n"
         yield _head("shoal_engine_loop_lag_seconds", LOOP_LAG, "gauge")
         for quantile in (0.5, 0.99):
             yield f'shoal_engine_loop_lag_seconds{{quantile="{quantile}"}} {self._lag.quantile_s(quantile)}\n'
 
-    def _twin(self, name: str, help_text: str, labels: str) -> str:
-        return f"{_head(f'{name}_created', help_text, 'gauge')}{name}_created{{{labels}}} {self._created}\n"
+    def _twin(self, name: str, help_text: str, labels: Sequence[str]) -> str:
+        lines = [f"{name}_created{{{each}}} {self._created}\n" for each in labels]
+        return _head(f"{name}_created", help_text, "gauge") + "".join(lines)
 
 
-def _family(name: str, extra: tuple[str, tuple[str, ...]] | None, help_text: str, labels: str, created: str) -> _Family:
-    """Prepare one family; `created` makes it a counter."""
+def _counter_values(rank: Rank) -> dict[tuple[str, str], float]:
+    counters = rank.engine.counters
+    return {
+        ("prefix_cache_queries", ""): counters.prefix_queries,
+        ("prefix_cache_hits", ""): counters.prefix_hits,
+        ("external_prefix_cache_queries", ""): counters.external_queries,
+        ("external_prefix_cache_hits", ""): counters.external_hits,
+        ("num_preemptions", ""): counters.preemptions,
+        ("prompt_tokens", ""): counters.prompt,
+        ("prompt_tokens_by_source", "local_compute"): counters.prompt - counters.cached,
+        ("prompt_tokens_by_source", "local_cache_hit"): counters.cached - counters.loaded,
+        ("prompt_tokens_by_source", "external_kv_transfer"): counters.loaded,
+        ("prompt_tokens_cached", ""): counters.cached,
+        ("prompt_tokens_cached_by_source", "device"): counters.prefix_hits,
+        ("prompt_tokens_cached_by_source", "host"): counters.external_hits,
+        ("generation_tokens", ""): counters.generation,
+        **{("request_success", reason): rank.meter.finished[reason] for reason in _REASONS},
+    }
+
+
+def _family(name: str, extra: Extra | None, help_text: str, labels: Sequence[str], created: str) -> _Family:
+    """Prepare one family.  labels: of each rank.  created: makes it a counter."""
     full = f"vllm:{name}"
     if name == "admission_rejections":  # the one family without the engine label
-        labels = labels.split(",", 1)[1]
-    keys = [(key, f'{labels},{extra[0]}="{key}"') for key in extra[1]] if extra else [("", labels)]
+        labels = [labels[0].split(",", 1)[1]]
+    keys = [
+        (rank, key, f'{each},{extra[0]}="{key}"' if extra else each)
+        for rank, each in enumerate(labels)
+        for key in (extra[1] if extra else ("",))
+    ]
     shown = f"{full}_total" if created else full
     tail = ""
     if created:
         tail = _head(f"{full}_created", help_text, "gauge")
-        tail += "".join([f"{full}_created{{{each}}} {created}\n" for _, each in keys])
+        tail += "".join([f"{full}_created{{{each}}} {created}\n" for _, _, each in keys])
     return _Family(
         name,
         _head(shown, help_text, "counter" if created else "gauge"),
-        tuple((key, f"{shown}{{{each}}} ") for key, each in keys),
+        tuple((rank, key, f"{shown}{{{each}}} ") for rank, key, each in keys),
         tail,
     )
 

@@ -131,7 +131,7 @@ HTTP_REQUESTS = "Total number of requests by method, status and handler."
 LOOP_LAG = "Lateness of the server's event loop over the last 10 seconds."
 
 
-def cache_labels(num_blocks: int, block_size: int) -> dict[str, str]:
+def cache_labels(num_blocks: int, block_size: int, rank: int) -> dict[str, str]:
     """Return the labels of `vllm:cache_config_info`; what this engine has no notion of has vLLM's default."""
     return {
         "_block_size_resolved": "True",
@@ -141,7 +141,7 @@ def cache_labels(num_blocks: int, block_size: int) -> dict[str, str]:
         "effective_attention_block_size": str(block_size),
         "enable_mamba_shared_prefix_checkpoint": "False",
         "enable_prefix_caching": "True",
-        "engine": "0",
+        "engine": str(rank),
         "gpu_memory_utilization": "0.92",
         "hash_block_size": "None",
         "is_attention_free": "False",

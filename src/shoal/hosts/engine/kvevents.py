@@ -28,6 +28,22 @@ class KvEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     topic: str = ""
     """First frame of each message."""
 
+    def of_rank(self, rank: int) -> "KvEvents":
+        """Return what a data-parallel rank has: ports one after the other, as in vLLM.  Raises ConfigError."""
+        if not rank:
+            return self
+        replay = self.replay_endpoint
+        return msgspec.structs.replace(
+            self,
+            endpoint=_shifted(self.endpoint, rank),
+            replay_endpoint=_shifted(replay, rank) if replay else replay,
+        )
+
+    @property
+    def has_free_port(self) -> bool:
+        """Whether a port is taken that happens to be free."""
+        return any(each.endswith(":0") for each in (self.endpoint, self.replay_endpoint or ""))
+
     def is_on(self, form: KvForm) -> bool:
         """Whether an engine of that kind publishes."""
         is_asked = self.enable_kv_cache_events or (form.is_sglang and self.publisher == "zmq")
@@ -39,6 +55,15 @@ class KvEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"unknown publisher {self.publisher!r}; known: zmq, null", source=_SOURCE)
         if self.buffer_steps < 1 or self.hwm < 0:
             raise ConfigError("buffer_steps must be at least 1 and hwm not negative", source=_SOURCE)
+
+
+def _shifted(endpoint: str, rank: int) -> str:
+    if endpoint.startswith("inproc://"):
+        return f"{endpoint}_dp{rank}"
+    host, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdecimal():
+        raise ConfigError(f"{endpoint} cannot be had by several ranks: give tcp:// with a port", source=_SOURCE)
+    return f"{host}:{int(port) + rank}" if int(port) else endpoint
 
 
 def read_kv_events(text: str) -> KvEvents:

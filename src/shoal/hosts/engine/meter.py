@@ -6,20 +6,21 @@ from shoal.engine import Finish
 from shoal.hosts.engine.families import HISTOGRAMS
 from shoal.hosts.engine.histogram import Histogram
 
+HttpCounts = Counter[tuple[str, str, int]]
+"""Requests of a server by (handler, method, status class)."""
+
 
 class Meter:
-    """Totals since the start.
+    """Totals of one rank since the start.
 
-    labels: of every vLLM series, in text format.  finished: requests by reason.  http: (handler, method, status
-    class) to requests.
+    labels: of every vLLM series, in text format.  finished: requests by reason.
     """
 
-    __slots__ = ("finished", "histograms", "http")
+    __slots__ = ("finished", "histograms")
 
     def __init__(self, labels: str) -> None:
         self.histograms = {name: Histogram(f"vllm:{name}", labels, bounds) for name, (_, bounds) in HISTOGRAMS.items()}
         self.finished: Counter[str] = Counter()
-        self.http: Counter[tuple[str, str, int]] = Counter()
 
     def observe_step(self, tokens: int) -> None:
         """Count one engine step."""

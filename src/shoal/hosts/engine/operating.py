@@ -36,10 +36,11 @@ async def metrics(context: Context, call: Call) -> web.StreamResponse:
 
 
 async def kv_event_sources(context: Context, call: Call) -> web.StreamResponse:
-    """GET /kv_event_sources: the publisher of each data-parallel rank; there is one rank."""
+    """GET /kv_event_sources: the publisher of each data-parallel rank."""
     if context.config.kv_form.is_sglang:
         return call.respond_json({"detail": "Not Found"}, 404)
-    return call.respond_json({"0": context.publisher.config} if context.publisher is not None else {})
+    publishers = [rank.publisher for rank in context.ranks.all]
+    return call.respond_json({str(rank): each.config for rank, each in enumerate(publishers) if each is not None})
 
 
 async def server_info(context: Context, call: Call) -> web.StreamResponse:
@@ -51,13 +52,14 @@ async def server_info(context: Context, call: Call) -> web.StreamResponse:
         "model_path": context.catalog.root,
         "page_size": context.planner.block_size,
     }
-    return call.respond_json({**info, "dp_size": 1, "kv_events": _descriptor(context)})
+    return call.respond_json({**info, "dp_size": len(context.ranks.all), "kv_events": _descriptor(context)})
 
 
 def _descriptor(context: Context) -> dict[str, object] | None:
-    if context.publisher is None:
+    publisher = context.ranks.all[0].publisher
+    if publisher is None:
         return None
-    config = context.publisher.config
+    config = publisher.config
     host, _, port = config.endpoint.removeprefix("tcp://").rpartition(":")
     replay = (config.replay_endpoint or "").rpartition(":")[2]
     return {
@@ -66,7 +68,7 @@ def _descriptor(context: Context) -> dict[str, object] | None:
         "endpoint_port_base": int(port) if port.isdigit() else None,
         "topic": config.topic,
         "block_size": context.planner.block_size,
-        "dp_size": 1,
+        "dp_size": len(context.ranks.all),
         "replay_endpoint_port_base": int(replay) if replay.isdigit() else None,
         "load_endpoint_port_base": None,
         "load_topic": None,
@@ -98,5 +100,5 @@ async def change_faults(context: Context, call: Call) -> web.StreamResponse:
     except msgspec.DecodeError as error:
         raise bad_request(f"faults: {error}") from None
     context.box.put(changed)
-    context.driver.change_pace(changed.slow_factor)
+    context.ranks.change_pace(changed.slow_factor)
     return call.respond_json(changed)

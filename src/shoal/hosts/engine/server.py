@@ -8,6 +8,7 @@ import asyncio
 import errno
 import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -27,8 +28,9 @@ from shoal.hosts.engine.faults import FaultBox
 from shoal.hosts.engine.kvforms import KvEncoder
 from shoal.hosts.engine.kvpublisher import KvPublisher
 from shoal.hosts.engine.lag import LoopLag
-from shoal.hosts.engine.meter import Meter
+from shoal.hosts.engine.meter import HttpCounts, Meter
 from shoal.hosts.engine.planning import Planner
+from shoal.hosts.engine.ranks import Rank, Ranks
 from shoal.hosts.engine.recording import Recorder
 from shoal.hosts.engine.streams import reset
 from shoal.kernel import Chance, ConfigError
@@ -97,10 +99,12 @@ class EngineServer:
         self._recorder = Recorder(config.record_last)
         self._chance = Chance(config.seed).stream("faults")
         self._lag = LoopLag()
+        ranks = Ranks()
         try:
-            self._context = _assemble(config, engine_config, self._lag)
+            self._context = _assemble(config, engine_config, self._lag, ranks)
         except ConfigError:
             self._lag.close()
+            await ranks.close()
             raise
         self._ready_at = self._loop.time() + config.startup_delay_s
         self._server = web.Server(
@@ -124,9 +128,7 @@ class EngineServer:
             self._server.pre_shutdown()
             await self._server.shutdown(0.01)
         if self._context is not None:
-            self._context.driver.close()
-            if self._context.publisher is not None:
-                await self._context.publisher.stop()
+            await self._context.ranks.close()
         if self._lag is not None:
             self._lag.close()
 
@@ -152,7 +154,7 @@ class EngineServer:
                 arrival.outcome = "left" if status == 499 else str(status)
             if request.path != "/metrics":
                 handler = request.path if request.path in _KNOWN_PATHS else "none"
-                self._context.meter.http[handler, request.method, status // 100] += 1
+                self._context.requests[handler, request.method, status // 100] += 1
         return response
 
     async def _route(self, call: Call) -> web.StreamResponse:
@@ -196,44 +198,53 @@ class EngineServer:
         return call.request.headers.get("Authorization") == f"Bearer {self._config.api_key}"
 
 
-def _assemble(config: EngineServerConfig, engine_config: EngineConfig, lag: LoopLag) -> Context:
-    """Make the parts of a server and join them."""
-    engine = Engine(engine_config)
+def _assemble(config: EngineServerConfig, engine_config: EngineConfig, lag: LoopLag, ranks: Ranks) -> Context:
+    """Make the parts of a server and join them.  ranks: filled, as far as they could be made."""
     now = time.time()
     max_model_len = config.context_limit(engine_config)
     catalog = Catalog(config.models, config.loras, engine_config.profile.name, max_model_len, now)
-    name = config.models[0].replace("\\", "\\\\").replace('"', '\\"')
-    labels = f'engine="0",model_name="{name}"'
-    meter = Meter(labels)
     box = FaultBox(config.faults)
-    has_events = engine_config.has_cache_events
-    publisher = _publisher(config, engine.block_size, catalog, box) if has_events else None
-    driver = EngineDriver(engine, meter, publisher.publish) if publisher is not None else EngineDriver(engine, meter)
-    control = Control(driver)
+    for number in range(config.data_parallel_size):
+        ranks.add(_rank(number, config, engine_config, catalog, box))
+    control = Control(ranks)
+    requests: HttpCounts = Counter()
+    block_size = ranks.all[0].engine.block_size
     return Context(
         config=config,
         catalog=catalog,
         planner=Planner(
             Answers(config.seed),
-            engine.block_size,
+            block_size,
             max_model_len,
             config.seed,
             hash_seed=config.hash_seed,
-            has_tokens=has_events,
+            has_tokens=engine_config.has_cache_events,
         ),
-        driver=driver,
-        meter=meter,
-        exposition=Exposition(engine, meter, catalog, lag, control, labels, now),
+        ranks=ranks,
+        requests=requests,
+        exposition=Exposition(ranks, requests, catalog, lag, control, now),
         box=box,
         control=control,
-        publisher=publisher,
     )
 
 
-def _publisher(config: EngineServerConfig, block_size: int, catalog: Catalog, box: FaultBox) -> KvPublisher:
-    encoder = KvEncoder(config.kv_form, block_size, catalog.lora_id, has_bytes=config.has_bytes_hashes)
+def _rank(
+    number: int, config: EngineServerConfig, engine_config: EngineConfig, catalog: Catalog, box: FaultBox
+) -> Rank:
+    engine = Engine(engine_config)
+    name = config.models[0].replace("\\", "\\\\").replace('"', '\\"')
+    labels = f'engine="{number}",model_name="{name}"'
+    meter = Meter(labels)
+    if not engine_config.has_cache_events:
+        return Rank(engine, meter, labels, EngineDriver(engine, meter), None)
+    publisher = _publisher(number, config, engine.block_size, catalog, box)
+    return Rank(engine, meter, labels, EngineDriver(engine, meter, publisher.publish), publisher)
+
+
+def _publisher(rank: int, config: EngineServerConfig, block_size: int, catalog: Catalog, box: FaultBox) -> KvPublisher:
+    encoder = KvEncoder(config.kv_form, block_size, catalog.lora_id, has_bytes=config.has_bytes_hashes, rank=rank)
     has_topic = not config.kv_form.is_array if config.has_replay_topic is None else config.has_replay_topic
-    return KvPublisher(config.kv_events, encoder, box, config.host, has_topic=has_topic)
+    return KvPublisher(config.kv_events.of_rank(rank), encoder, box, config.host, has_topic=has_topic)
 
 
 def _tls(config: EngineServerConfig) -> ssl.SSLContext | None:

@@ -4,7 +4,6 @@ All looking at engines from outside (discovery, readiness, models, metrics) belo
 events.  Choosing an engine for a request does not, nor does carrying requests.
 """
 
-from shoal.hosts.fleet.backendsfile import read_api_key
 from shoal.hosts.fleet.calls import PauseMode
 from shoal.hosts.fleet.control import Done, Selection, UnknownEndpoint
 from shoal.hosts.fleet.keeper import EndpointReport, FleetKeeper
@@ -29,5 +28,4 @@ __all__ = [
     "UnknownEndpoint",
     "kv_addresses",
     "parse_url",
-    "read_api_key",
 ]

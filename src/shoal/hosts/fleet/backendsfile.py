@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from shoal.hosts.backends import read_api_key
 from shoal.hosts.fleet.publishers import kv_addresses
 from shoal.hosts.fleet.targets import Target, join_address, parse_url
 from shoal.kernel import ConfigError
@@ -136,18 +137,6 @@ def near(names: Iterable[str], known: Iterable[str]) -> str:
         if found := difflib.get_close_matches(name.lower(), known, n=1):
             return f"; did you mean {found[0]}?"
     return ""
-
-
-def read_api_key(path: Path) -> str:
-    """Return the key in a one-line file.  Raises ConfigError, which never holds the content."""
-    try:
-        key = path.read_text()[:4096].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise ConfigError(f"API key file {path} cannot be read: {reason}") from None
-    if not key:
-        raise ConfigError(f"API key file {path} is empty")
-    return key
 
 
 def _existing(path: Path) -> Path:

@@ -1,17 +1,22 @@
-"""How a data plane dials engines that have a key or TLS: from the fleet's targets to addresses and TLS groups.
+"""How engines that have a key or TLS are dialled: from the fleet's targets to addresses and TLS groups.
 
-Pure translation.  Targets are `hosts.fleet`'s; the shapes are the data planes'.
+Translation, and the file in which workers find it.  Targets are `hosts.fleet`'s; the shapes are the data planes'.
 """
 
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
 
+from shoal.hosts.backends import Backends, write_backends
 from shoal.hosts.envoy import BackendTls, EndpointAddress
 from shoal.hosts.fleet import Target
 from shoal.pool import Endpoint
 
 Targets = Mapping[str, Target]
 """Endpoint id -> what the operator named."""
+
+BACKENDS = "backends.json"
+"""Where in the run directory workers read how engines are dialled; it holds keys."""
 
 
 def addresses_of(endpoints: Mapping[str, Endpoint], targets: Targets) -> list[EndpointAddress]:
@@ -28,6 +33,13 @@ def groups_of(endpoints: Mapping[str, Endpoint], targets: Targets) -> dict[str, 
 def group_names(targets: Iterable[Target]) -> set[str]:
     """Return the names of the groups that any of the targets would need."""
     return {tls_of(target).name for target in targets if target.is_tls}
+
+
+def tell_workers(run_dir: Path, endpoints: Mapping[str, Endpoint], targets: Targets) -> None:
+    """Write how the endpoints are dialled; workers read it at once when they meet one."""
+    dialled = [each for each in addresses_of(endpoints, targets) if each.tls or each.authorization]
+    groups = groups_of(endpoints, targets)
+    write_backends(run_dir / BACKENDS, Backends(endpoints=tuple(dialled), groups=tuple(groups.values())))
 
 
 def marks_of(targets: Targets) -> dict[str, Hashable]:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 from shoal.hosts import logs
-from shoal.hosts.direct import Backends, write_backends
-from shoal.hosts.direct.backends import context_of
+from shoal.hosts.backends import context_of
 from shoal.hosts.direct.certificates import Certificate
-from shoal.hosts.supervisor.dialling import Targets, addresses_of, groups_of, marks_of
+from shoal.hosts.supervisor.dialling import BACKENDS, Targets, groups_of, marks_of, tell_workers
 from shoal.hosts.supervisor.link import WorkerLink, WorkerSilent
 from shoal.hosts.supervisor.merging import Family
 from shoal.hosts.supervisor.ports import hold_port, shared_sockets
@@ -22,9 +21,6 @@ from shoal.hosts.supervisor.workers import Workers
 from shoal.pool import Endpoint
 from shoal.routing.config import RouterConfig
 from shoal.routing.settings import PoolSettings
-
-BACKENDS = "direct/backends.json"
-"""Where in the run directory workers read how engines are dialled; it holds keys."""
 
 
 class ClientsDoor:
@@ -83,7 +79,7 @@ class DirectPlane:
         self._pool = config.pool
         self._door = door
         self._workers = workers
-        self._backends = run_dir / BACKENDS
+        self._run_dir = run_dir
         self._targets = targets
         self._log = logs.get("supervisor")
 
@@ -92,7 +88,7 @@ class DirectPlane:
     async def start(self) -> None:
         """Start with an empty fleet and a closed door.  Raises ConfigError when the certificate cannot be used."""
         _check_certificate(self._pool)
-        write_backends(self._backends, Backends())
+        tell_workers(self._run_dir, {}, {})
 
     async def open(self) -> None:
         """Let clients in."""
@@ -155,11 +151,9 @@ class DirectPlane:
     async def show(self, endpoints: dict[str, Endpoint], waits: bool) -> bool:
         """Write how the endpoints are dialled; workers read it at once when they meet one.  Raises ConfigError."""
         targets = self._targets()
-        groups = groups_of(endpoints, targets)
-        for group in groups.values():
+        for group in groups_of(endpoints, targets).values():
             context_of(group)
-        dialled = [each for each in addresses_of(endpoints, targets) if each.tls or each.authorization]
-        write_backends(self._backends, Backends(endpoints=tuple(dialled), groups=tuple(groups.values())))
+        tell_workers(self._run_dir, endpoints, targets)
         return True
 
     def marks(self) -> dict[str, Hashable]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from shoal.hosts.supervisor.dialling import BACKENDS
 from shoal.hosts.supervisor.link import WorkerLink
 
 _POLL_S = 0.02
@@ -62,8 +63,8 @@ class PickerDoor:
         self._linked: set[Path] = set()
 
     def flags(self, picker: str, incarnation: str) -> list[str]:
-        """Where the process opens its own socket."""
-        return ["--socket", str(self._socket(incarnation))]
+        """Where the process opens its own socket, and how engines are dialled."""
+        return ["--socket", str(self._socket(incarnation)), "--backends", str(self._run_dir / BACKENDS)]
 
     async def admit(self, picker: str, incarnation: str, link: WorkerLink) -> None:
         """Let Envoy's next connection reach this process."""

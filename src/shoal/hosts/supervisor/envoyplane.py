@@ -24,7 +24,7 @@ from shoal.hosts.envoy import (
     write_certificates,
     write_endpoints,
 )
-from shoal.hosts.supervisor.dialling import Targets, addresses_of, group_names, groups_of, marks_of
+from shoal.hosts.supervisor.dialling import Targets, addresses_of, group_names, groups_of, marks_of, tell_workers
 from shoal.hosts.supervisor.doors import service_socket
 from shoal.hosts.supervisor.merging import Family
 from shoal.hosts.supervisor.ports import hold_port
@@ -85,6 +85,7 @@ class EnvoyPlane:
     async def start(self) -> None:
         """Start with an empty fleet and a closed door: what an earlier pool left in the files is nobody's any more."""
         write_endpoints(self._base.run_dir, ())
+        tell_workers(self._run_dir, {}, {})
         await self.process.start()
         # Nobody may take the port before Envoy opens it, nor while a crashed one is being started again.
         self._port = hold_port(self._base.host, self._base.port)
@@ -192,6 +193,7 @@ class EnvoyPlane:
         except Exception:
             self._groups = before  # a group that cannot be used must not keep a reload from being accepted
             raise
+        tell_workers(self._run_dir, endpoints, targets)
         version = write_endpoints(self._base.run_dir, addresses_of(endpoints, targets))
         return await loaded(self.process.admin, version, timeout_s=CONFIRM_S) if waits else True
 

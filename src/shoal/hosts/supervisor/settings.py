@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.hosts.backends import read_api_key
 from shoal.hosts.envoy import EnvoySettings, FailureMode, ListenerTls
-from shoal.hosts.fleet import Target, kv_addresses, parse_url, read_api_key
+from shoal.hosts.fleet import Target, kv_addresses, parse_url
 from shoal.hosts.sharing import read_secret
 from shoal.hosts.supervisor.options import Options
 from shoal.kernel import ConfigError

@@ -27,6 +27,7 @@ from shoal.hosts.fleet import FleetKeeper, Source
 from shoal.hosts.supervisor.answers import PoolAnswers, Seat
 from shoal.hosts.supervisor.configuration import Configuration
 from shoal.hosts.supervisor.configured import ConfiguredBackends
+from shoal.hosts.supervisor.dialling import BACKENDS, tell_workers
 from shoal.hosts.supervisor.inputs import Inputs, inputs_of
 from shoal.hosts.supervisor.link import WorkerLink
 from shoal.hosts.supervisor.named import named_sources
@@ -38,9 +39,11 @@ from shoal.hosts.supervisor.settings import hash_key_of, needs_new_workers, targ
 from shoal.hosts.supervisor.waiting import call_roll
 from shoal.hosts.workerpages import WorkerAdmin
 from shoal.kernel import ConfigError
+from shoal.pool import Endpoint
 from shoal.routing import Configured, Event
 from shoal.routing.commands import Cut
 from shoal.routing.config import RouterConfig
+from shoal.routing.events import EndpointJoined
 
 NOTHING_TO_PICK = "nothing to pick from; name engines with --backend URL, --endpoints FILE or in --config-file"
 
@@ -115,12 +118,13 @@ class StandalonePicker(Worker):
         run_dir: Path,
     ) -> None:
         flags = ["--socket", "", "--admin", str(run_dir / _WORKER_SOCKET), "--seed", str(options.seed)]
-        flags += ["--hash-key", hash_key_of(configuration.config.pool)]
+        flags += ["--hash-key", hash_key_of(configuration.config.pool), "--backends", str(run_dir / BACKENDS)]
         super().__init__(parser().parse_args(flags), configuration.config, configuration.text)
         self.picker.is_behind_gateway = True
         self._picker_options = options
         self._configuration = configuration
-        self._backends = backends
+        self._configured = backends
+        self._endpoints: dict[str, Endpoint] = {}
         self._credentials = credentials
         self._run_dir = run_dir
         self._started_at = monotonic()
@@ -189,7 +193,7 @@ class StandalonePicker(Worker):
             _log.error("configuration refused, the old one goes on", why=error)
             raise
         self._configuration.accept(text, config)
-        self._backends.replace(targets)
+        self._configured.replace(targets)
         self._take([Configured(text)])
         self._refused = ""
         source = self._configuration.source
@@ -212,6 +216,12 @@ class StandalonePicker(Worker):
     # ------------------------------------------------------------------ inside
 
     def _take(self, batch: Sequence[Event]) -> None:
+        joined = {event.endpoint.id: event.endpoint for event in batch if isinstance(event, EndpointJoined)}
+        if joined:
+            targets = self._keeper.targets()
+            present = {name: each for name, each in {**self._endpoints, **joined}.items() if name in targets}
+            self._endpoints = present
+            tell_workers(self._run_dir, present, targets)
         for event in batch:
             self._on_event(event)
             self.driver.feed(event)

@@ -6,13 +6,14 @@ other: bounded in size and time, checked, and never fatal.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
+from shoal.hosts.backends import PLAIN, Backend
 from shoal.hosts.tokens.prompts import Chat, Ids, NoTokens, Prompt, Texts
 from shoal.kernel import InvalidInput
 from shoal.pool import Api
@@ -21,6 +22,8 @@ from shoal.wire.token_ids import pack_ids
 Read = TypeVar("Read")
 
 MAX_ANSWER_BYTES = 64 << 20
+_NOT_ALLOWED = (401, 403)
+_NOT_THERE = (404, 405, 501)
 # An engine that has no render endpoint is asked again after so long: it may have been started anew.
 CLOSED_S = 600.0
 MAX_CLOSED = 4096
@@ -37,6 +40,19 @@ _TOKENIZE_CHAT_FIELDS = (
 )  # fmt: skip
 # Fields that reach the template in a chat completion, and that `/tokenize` does not know.
 _UNKNOWN_TO_TOKENIZE = ("documents", "reasoning_effort")
+
+
+class Server(NamedTuple):
+    """Who is asked.
+
+    url: its base.  backend: how it is dialled, with its own key.  client_key: headers with the client's, which it gets
+    if it has none of its own.  has_render: False for engines that only have `/tokenize`.
+    """
+
+    url: str
+    backend: Backend = PLAIN
+    client_key: Mapping[str, str] = {}
+    has_render: bool = True
 
 
 class Rendered(NamedTuple):
@@ -85,47 +101,57 @@ class RemoteTokenizer:
         self._media_timeout_s = media_timeout_s
         self._closed: dict[str, float] = {}
 
-    async def tokenise(self, base_url: str, prompt: Prompt, model: str, *, has_render: bool = True) -> Rendered:
-        """Return the tokens of a request's prompts, as the engine at `base_url` makes them.  Raises NoTokens.
+    async def tokenise(self, server: Server, prompt: Prompt, model: str) -> Rendered:
+        """Return the tokens of a request's prompts, as `server` makes them.  Raises NoTokens.
 
-        model: its name at that engine.  has_render: False for engines that only have `/tokenize`.
+        model: its name at that server.
         """
         if isinstance(prompt.content, Ids):
             return Rendered(prompt.content.prompts, [])
         has_media = _has_media(prompt.content)
         timeout_s = self._media_timeout_s if has_media else self._timeout_s
         path = _RENDER_PATHS.get(prompt.api)
-        if has_render and path is not None and not self._is_closed(base_url + path):
+        if server.has_render and path is not None and not self._is_closed(server.url + path):
             body = {**prompt.body, "model": model, "stream": False, "return_mm_kwargs": False}
             body.pop("stream_options", None)
-            status, answer = await self._post(base_url + path, body, timeout_s)
+            status, answer = await self._post(server, path, body, timeout_s)
             if status == 200:
                 return await self._off_loop(_read_render, answer)
             # vLLM wants its API key here, and none for `/tokenize`.
-            if status not in (401, 403, 404, 405, 501):
-                raise NoTokens("refused" if status in (400, 422) else "unavailable")
-            self._close(base_url + path)
+            if status not in (*_NOT_ALLOWED, *_NOT_THERE):
+                raise NoTokens(_reason(status))
+            if status in _NOT_THERE or not server.client_key:
+                # One client's key says nothing of the next one's.
+                self._close(server.url + path)
         if has_media:
             # Its answer does not say what stands where.
             raise NoTokens("media")
         bodies = _tokenize_bodies(prompt, model)
         ids = []
         for body in bodies:
-            status, answer = await self._post(base_url + "/tokenize", body, timeout_s)
+            status, answer = await self._post(server, "/tokenize", body, timeout_s)
             if status != 200:
-                raise NoTokens("refused" if status in (400, 422) else "unavailable")
+                raise NoTokens(_reason(status))
             ids.append(await self._off_loop(_read_tokenize, answer))
         return Rendered(ids, [])
 
     async def _off_loop(self, read: Callable[[bytes], Read], data: bytes) -> Read:
         return await asyncio.get_running_loop().run_in_executor(self._threads, read, data)
 
-    async def _post(self, url: str, body: dict[str, Any], timeout_s: float) -> tuple[int, bytes]:
+    async def _post(self, server: Server, path: str, body: dict[str, Any], timeout_s: float) -> tuple[int, bytes]:
+        backend = server.backend
+        key = {"authorization": backend.authorization} if backend.authorization else server.client_key
         try:
             async with asyncio.timeout(timeout_s):
-                sent = msgspec.json.encode(body)
-                headers = {"content-type": "application/json"}
-                async with self._session.post(url, data=sent, headers=headers, allow_redirects=False) as answer:
+                asking = self._session.post(
+                    server.url + path,
+                    data=msgspec.json.encode(body),
+                    headers={"content-type": "application/json", **key},
+                    allow_redirects=False,
+                    ssl=True if backend.tls is None else backend.tls,
+                    server_hostname=backend.server_name,
+                )
+                async with asking as answer:
                     data = bytearray()
                     async for piece in answer.content.iter_chunked(1 << 16):
                         data += piece
@@ -150,6 +176,12 @@ class RemoteTokenizer:
         if len(self._closed) >= MAX_CLOSED:
             self._closed.clear()
         self._closed[url] = time.monotonic() + CLOSED_S
+
+
+def _reason(status: int) -> str:
+    if status in _NOT_ALLOWED:
+        return "unauthorized"
+    return "refused" if status in (400, 422) else "unavailable"
 
 
 def _has_media(content: object) -> bool:

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
+from shoal.hosts.backends import Backend as Dialled
+from shoal.hosts.backends import BackendsFile
+from shoal.hosts.picker import CLIENT_KEY_HEADERS
 from shoal.hosts.tokens import embedded
 from shoal.hosts.tokens.engines import EMBEDDED, EngineList
 from shoal.hosts.tokens.keys import make_keys
 from shoal.hosts.tokens.prompts import Chat, NoTokens, Prompt, inflated, read_prompt
-from shoal.hosts.tokens.remote import RemoteTokenizer, Rendered
+from shoal.hosts.tokens.remote import RemoteTokenizer, Rendered, Server
 from shoal.hosts.tokens.settings import Backend, TokenSettings
 from shoal.hosts.waiting import Asked
 from shoal.kernel import ConfigError
@@ -69,12 +72,15 @@ class Job:
 class Tokenizers:
     """The source of tokens of one worker, on the running loop.  `close` it.
 
-    maker: makes keys of token ids.  engines: those that may be asked; the caller tells it of events.  Raises
-    ConfigError when a local tokenizer cannot be read.
+    maker: makes keys of token ids.  engines: those that may be asked; the caller tells it of events.  dialling: their
+    keys and TLS.  Raises ConfigError when a local tokenizer cannot be read.
     """
 
-    def __init__(self, maker: TokenHasher, settings: TokenSettings, engines: EngineList) -> None:
+    def __init__(
+        self, maker: TokenHasher, settings: TokenSettings, engines: EngineList, dialling: BackendsFile | None = None
+    ) -> None:
         self._maker = maker
+        self._dialling = dialling or BackendsFile(None)
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(max_workers=settings.threads, thread_name_prefix="tokens")
         self._session: aiohttp.ClientSession | None = None
@@ -158,7 +164,7 @@ class Tokenizers:
             job.has_other_tools = self._engines.has(_OTHER_TOOLS, command.model)
             self._in_thread(job, "local", self._local[backend.path])
         elif backend.url:
-            self._ask(job, backend.url.rstrip("/"), backend, has_render=True)
+            self._ask(job, Server(backend.url.rstrip("/"), Dialled(authorization=backend.authorization)), backend)
         else:
             self._by_engine(job, backend)
         return job
@@ -171,8 +177,19 @@ class Tokenizers:
         elif engine.kind == EMBEDDED:
             self._in_thread(job, "embedded", None)
         else:
-            url = f"{'https' if engine.is_tls else 'http'}://{engine.address}"
-            self._ask(job, url, backend, has_render=engine.kind not in _WITHOUT_RENDER)
+            self._dialling.look()
+            server = Server(
+                f"{'https' if engine.is_tls else 'http'}://{engine.address}",
+                self._dialling.of(engine.address),
+                self._client_key(job.asked),
+                engine.kind not in _WITHOUT_RENDER,
+            )
+            self._ask(job, server, backend)
+
+    def _client_key(self, asked: Asked) -> dict[str, str]:
+        if not self._settings.forwards_client_key:
+            return {}
+        return {name: asked.headers[name] for name in CLIENT_KEY_HEADERS if name in asked.headers}
 
     def _fail_soon(self, job: Job, source: str, reason: str) -> None:
         failed = FetchFailed(job.command.request_id, reason)
@@ -216,19 +233,19 @@ class Tokenizers:
 
     # ------------------------------------------------------------------ by HTTP
 
-    def _ask(self, job: Job, url: str, backend: Backend, *, has_render: bool) -> None:
-        job.task = self._loop.create_task(self._ask_engine(job, url, backend, has_render))
+    def _ask(self, job: Job, server: Server, backend: Backend) -> None:
+        job.task = self._loop.create_task(self._ask_engine(job, server, backend))
         # A task that is cancelled before its first step runs nothing of its own, its end neither.
         cancelled = FetchFailed(job.command.request_id, "cancelled")
         job.task.add_done_callback(lambda _: self._finish(job, "remote", cancelled))
 
-    async def _ask_engine(self, job: Job, url: str, backend: Backend, has_render: bool) -> None:
+    async def _ask_engine(self, job: Job, server: Server, backend: Backend) -> None:
         command = job.command
         event: Fetched | FetchFailed = FetchFailed(command.request_id, "cancelled")
         try:
             prompt = await self._loop.run_in_executor(self._threads, self._read, job.asked)
             remote = self._remote(backend)
-            rendered = await remote.tokenise(url, prompt, command.adapter or command.model, has_render=has_render)
+            rendered = await remote.tokenise(server, prompt, command.adapter or command.model)
             event = await self._loop.run_in_executor(self._threads, self._event, command, rendered, prompt.salt)
         except NoTokens as error:
             event = FetchFailed(command.request_id, error.reason)

@@ -1,6 +1,7 @@
 """What a worker must know of engines besides their addresses: their own keys, and how those with TLS are dialled.
 
-Owns the backends file, which the supervisor writes: `{"endpoints": [EndpointAddress...], "groups": [BackendTls...]}`.
+The direct data plane sends requests by it, and whoever asks an engine for tokens asks by it.  Owns the backends file,
+which the supervisor writes: `{"endpoints": [EndpointAddress...], "groups": [BackendTls...]}`.
 It is read again when it changes, and at once when an address is asked for that was not in it, so that it need only be
 written before the router is told of an endpoint.
 """
@@ -18,7 +19,7 @@ from shoal.hosts.envoy.files import write_document
 from shoal.hosts.logs import Log
 from shoal.kernel import ConfigError
 
-log = Log("direct")
+log = Log("backends")
 
 
 class Backends(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +44,18 @@ class Backend(msgspec.Struct, frozen=True):
 PLAIN = Backend()
 
 _LOOK_S = 0.5
+
+
+def read_api_key(path: Path) -> str:
+    """Return the key in a one-line file.  Raises ConfigError, which never holds the content."""
+    try:
+        key = path.read_text()[:4096].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(f"API key file {path} cannot be read: {reason}") from None
+    if not key:
+        raise ConfigError(f"API key file {path} is empty")
+    return key
 
 
 def write_backends(path: Path, backends: Backends) -> None:
