@@ -45,6 +45,7 @@ _TURN = 128
 _ROUNDS = 3
 _ROW_BYTES = 16
 _EVENT_BLOCKS = 500
+_FIRST_BLOCKS = 6_000
 _LOAD = 0.9
 # Part of the rows that may be displaced before the figure is one of a full index.
 _LOST = 1e-4
@@ -245,6 +246,36 @@ def _match_16(scale: float) -> Figure:
 @bar("kv.match-64", "hash and match 100,000 tokens, 100 endpoints, blocks of 64", unit="us", at_most=1_000, part=3)
 def _match_64(scale: float) -> Figure:
     return _match_us(scale, 64)
+
+
+@bar(
+    "kv.stall",
+    "longest wait for a fresh index: a part of its memory, or its first blocks",
+    unit="ms",
+    at_most=5,
+    part=3,
+)
+def _stall(scale: float) -> Figure:
+    rng = np.random.default_rng(9)
+    longest: dict[str, list[float]] = {"part": [], "first_store": [], "unprepared_store": []}
+    for _ in range(max(3, int(7 * scale))):
+        for is_prepared in (True, False):
+            index = ExactIndex()
+            slot = index.open_slot()
+            parts, more = [0.0], is_prepared
+            while more:
+                began = time.thread_time()
+                more = index.prepare()
+                parts.append(time.thread_time() - began)
+            keys = rng.integers(1, 2**64, _FIRST_BLOCKS, dtype=np.uint64)
+            began = time.thread_time()
+            index.store(slot, keys, Tier.GPU)
+            stored_s = time.thread_time() - began
+            longest["first_store" if is_prepared else "unprepared_store"].append(1e3 * stored_s)
+            if is_prepared:
+                longest["part"].append(1e3 * max(parts))
+    details = {f"{name}_ms": float(np.median(each)) for name, each in longest.items()}
+    return Figure(value=max(details["part_ms"], details["first_store_ms"]), details=details)
 
 
 @bar("kv.bounded", "bytes over their budgets after stores without removes, memory flat", at_most=1.0, part=3)

@@ -1,6 +1,7 @@
 """The exact index against a dict of sets, within its budget and beyond it."""
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,6 +108,35 @@ def test_the_count_of_rows_per_set_stays_true(history: list[tuple[str, int, Tier
     counted = np.bincount(ids.astype(np.int64), minlength=len(index._sets.rows))
     assert counted.tolist() == np.maximum(index._sets.rows, 0).tolist()
     assert np.array_equal(index._table._flat_keys == 0, ids == 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories, st.lists(st.integers(0, 50), max_size=6))
+def test_taking_the_memory_in_parts_between_events_changes_nothing(
+    history: list[tuple[str, int, Tier, list[int]]], turns: list[int]
+) -> None:
+    index, oracle = opened(4 << 20), Oracle()
+    for turn, step in enumerate(history):
+        if turn in turns:
+            index.prepare()
+        replay(index, oracle, [step])
+    while index.prepare():
+        pass
+    prompt = list(range(1, KEYS + 1))
+    for slot in range(SLOTS):
+        assert index.match(spread(prompt)).by_tier(slot) == oracle.by_tier(slot, prompt)
+
+
+def test_after_it_was_prepared_the_first_blocks_wait_for_no_memory() -> None:
+    process = psutil.Process()
+    index = opened(32 << 20)
+    before = process.memory_info().rss
+    while index.prepare():
+        pass
+    prepared = process.memory_info().rss
+    assert prepared - before > 24 << 20
+    index.store(0, np.random.default_rng(1).integers(1, 2**63, 20_000, dtype=np.uint64), Tier.GPU)
+    assert process.memory_info().rss - prepared < 4 << 20
 
 
 def test_a_match_ends_at_the_first_block_that_is_not_held() -> None:

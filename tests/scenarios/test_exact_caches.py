@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.hosts.certificates import make_certificate
@@ -77,6 +78,15 @@ def test_all_ranks_are_caught_up_with_by_a_new_picker(exact: ExactPool) -> None:
     exact.kill_picker()
     for rank, tokens in enumerate(known):
         assert ask(exact, tokens, rank) == (320 - BLOCK, 320 - BLOCK)
+
+
+def test_a_worker_has_the_memory_for_exact_caches_before_the_first_block(plane: str, tmp_path: Path) -> None:
+    budget = 256 << 20
+    settings = EXACT.format(backend="engine: {}").rstrip() + f"\n  parameters: {{budgetBytes: {budget}}}\n"
+    with pool(plane, tmp_path, ["--engines", "1"], settings) as running:
+        (worker,) = running.worker_pids()
+        until(lambda: psutil.Process(worker).memory_info().rss > budget, why=running.said)
+        assert running.sample("shoal_kv_ledger_blocks") == 0
 
 
 def test_an_adapter_that_is_loaded_anew_under_its_name_empties_what_is_believed(

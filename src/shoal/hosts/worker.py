@@ -80,6 +80,7 @@ class Worker:
         tokens = TokenHasher(int(options.hash_key, 16))
         self.kv = KvSubscriber(self.driver.feed, lambda model: Ledger(tokens, model))
         self._follow_caches()
+        asyncio.get_running_loop().call_soon(self._prepare)
         self._stopped = asyncio.Event()
 
     # ------------------------------------------------------------------ for those who build on it
@@ -133,6 +134,7 @@ class Worker:
             self._config = load(event.text, "reload")
             self.picker.configure(self._config)
             self._follow_caches()
+            asyncio.get_running_loop().call_soon(self._prepare)
             try:
                 self._fetch_tokens()
             except ConfigError as error:
@@ -144,6 +146,11 @@ class Worker:
         """Read the KV events of engines where their exact caches are wanted."""
         precise = self._config.precise
         self.kv.configure(sources_of(precise.kv_events_config) if precise is not None else None)
+
+    def _prepare(self) -> None:
+        """Take the router's memory, a part in each turn of the loop."""
+        if self.driver.router.prepare():
+            asyncio.get_running_loop().call_soon(self._prepare)
 
     def _fetch_tokens(self) -> None:
         """Make what fetches tokens, or configure it.  Raises ConfigError when it cannot be made."""

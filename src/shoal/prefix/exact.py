@@ -35,6 +35,8 @@ _STRETCH_GROWTH = 7
 _LAST = 32
 _SCARCE = 2
 _CLOSED = 0
+# A megabyte, which takes a millisecond at the most.
+_PART_ROWS = 1 << 16
 # Up to so many keys the plain way is faster than the one made for many.
 _FEW = 16
 
@@ -46,7 +48,7 @@ class ExactIndex:
     way, and what was behind them is not claimed any more.  A holder is a place: a slot's current number.  `clear` gives
     the slot another place, so nothing of before is believed, whatever rows still name the old one.
 
-    budget_bytes: hard for rows and sets together, taken in full once the index has been in use for a while.
+    budget_bytes: hard for rows and sets together; that of the rows is taken in full by `prepare`, or by their use.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class ExactIndex:
         "_last_rows",
         "_ones",
         "_places",
+        "_prepared",
         "_scarce_rows",
         "_sets",
         "_table",
@@ -71,7 +74,7 @@ class ExactIndex:
         self._sets = HolderSets(sets_bytes, self._table.size, MAX_SLOTS * len(TIERS))
         self._budget_bytes = budget_bytes
         self._clock = 1
-        self._displaced = 0
+        self._displaced = self._prepared = 0
         self._free_slots: list[int] = []
         self._free_places: list[int] = []
         self._width = self._ones = 1
@@ -79,6 +82,16 @@ class ExactIndex:
         self._last_rows = self._table.size // _LAST
         self._places = np.zeros(0, np.int64)
         self._tiers_seen: list[Tier] = []
+
+    def prepare(self) -> bool:
+        """Take a part of the memory of the rows; returns whether there is more to take.
+
+        Keys lie anywhere, so the first few thousand would have to wait for all of it.
+        """
+        start = self._prepared
+        self._prepared = end = min(start + _PART_ROWS, self._table.size)
+        self._table.touch(start, end)
+        return end < self._table.size
 
     def open_slot(self) -> int:
         """Return a slot for a publisher (an endpoint's rank) that joined: the lowest free one.

@@ -19,6 +19,8 @@ Entries = npt.NDArray[np.uint64]
 ROW_BYTES = 16
 WAYS = 8
 _LINE_BYTES = 64
+_PAGE_ROWS = 4096 // 8
+_NOTHING = np.uint64(0)
 
 
 class Located(NamedTuple):
@@ -144,6 +146,11 @@ class BlockTable:
             gave_way.append(old[is_placed])
             hashes, buckets = hashes[~is_placed], buckets[~is_placed]
         return gave_way[0] if len(gave_way) == 1 else np.concatenate([_NO_ENTRIES, *gave_way])
+
+    def touch(self, start: int, end: int) -> None:
+        """Have the system give the memory of the rows from `start` up to `end` now; nothing in them changes."""
+        for cells in (self._flat_keys, self._flat_entries):
+            cells[start:end:_PAGE_ROWS] |= _NOTHING
 
     def cut(self, start: int, end: int) -> tuple[Blocks, Entries]:
         """Return keys and entries of the rows from `start` up to `end`, free ones included; to be read at once."""

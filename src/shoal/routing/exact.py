@@ -111,6 +111,10 @@ class ExactCaches:
             Tier.SHARED: settings.shared_load_s_per_token,
         }
 
+    def prepare(self) -> bool:
+        """See `ExactIndex.prepare`; nothing is taken while it is off."""
+        return self.is_on and self._index.prepare()
+
     # ------------------------------------------------------------------ what engines say
 
     def stored(self, event: BlocksStored) -> None:

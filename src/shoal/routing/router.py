@@ -104,6 +104,13 @@ class Router:
         self._changes.follow(self._scheduler)
         self._admission = self._gate(config) if Admission.is_wanted(config) else None
 
+    def prepare(self) -> bool:
+        """Take a part of the memory that exact caches will need; returns whether there is more to take.
+
+        A host does it at the start and after each configuration, between other work; no decision depends on it.
+        """
+        return self._exact.prepare()
+
     # ------------------------------------------------------------------ the door
 
     def handle(self, event: Event, now: float) -> list[Command]:
