@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from shoal.kernel import Chance
 from shoal.pool import EndpointState
+from shoal.prefix import read_blocks
 from shoal.prefix.handover import IndexRows
 from shoal.routing import Router, Ticked, news
 from shoal.routing.config import load
@@ -275,6 +276,45 @@ def test_a_beginner_that_is_taught_knows_prompts_and_speeds() -> None:
     speeds = [endpoint.prefill_tokens_per_s for endpoint in new.router.status().endpoints]
     assert max(speeds) < 9_000
     assert not any(endpoint.is_trial for endpoint in new.router.status().endpoints)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["giver", "taker", "both", "head", "rows"]), st.integers(0, 2)), max_size=12),
+    st.integers(1, 5),
+)
+def test_nobody_is_believed_to_hold_what_was_sent_to_who_had_its_slot_before(
+    steps: list[tuple[str, int]], rounds: int
+) -> None:
+    old, new = Pool(3), Pool(3)
+    sent: dict[str, set[str]] = {}
+    names = {old: ["e0", "e1", "e2"], new: ["e0", "e1", "e2"]}
+    prompts = [f"p{number}" for number in range(100 * rounds)]
+    for prompt in prompts:
+        target = old.send(prompt, 6_400).finish(prompt_tokens=6_400, cached_tokens=0).endpoint_id
+        sent.setdefault(target, set()).add(prompt)
+    clock, at = 0, None
+    for number, (step, place) in enumerate([*steps, ("head", 0), *[("rows", 0)] * 9]):
+        if step == "head":
+            head, _ = old.router.teach("old")
+            new.feed(head)
+            clock, at = head.clock, 0
+        elif step == "rows":
+            if at is not None:
+                part, at = old.router.teach_rows("old", at, clock)
+                new.feed(part)
+        else:
+            for pool in (old, new) if step == "both" else ((old,) if step == "giver" else (new,)):
+                pool.feed(EndpointLeft(names[pool][place]))
+                names[pool][place] = f"x{number}"
+                pool.join(f"x{number}", f"10.1.{number}.{place}:8000")
+    index, fleet = new.router._index, new.router._fleet
+    for prompt in prompts:
+        match = index.match(read_blocks(blocks_of(prompt, 6_400)))
+        for name in names[new]:
+            member = fleet.get(name)
+            assert member is not None
+            assert prompt in sent.get(name, ()) or not match.held(member.slot)
 
 
 def test_the_speed_that_a_peer_measured_is_learnt_as_ones_own() -> None:
