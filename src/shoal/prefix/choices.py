@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.prefix.hashing import Blocks
 from shoal.prefix.sets import ID_BITS
-from shoal.prefix.table import WAYS, BlockTable, Entries, Rows
+from shoal.prefix.table import LINE_BYTES, WAYS, BlockTable, Entries, Rows, read_line
 
 _MIXER = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
@@ -62,15 +62,12 @@ class TwoChoiceTable(BlockTable):
         """
         free = NO_ROOM
         count = self._bucket_count
-        for start in (
-            ((key & _LOW_BITS) * count >> 32) * WAYS,
-            (((key * _MIXER & _WORD) >> 32) * count >> 32) * WAYS,
-        ):
-            line = self._key_cells[start : start + WAYS].tolist()
+        for bucket in ((key & _LOW_BITS) * count >> 32, ((key * _MIXER & _WORD) >> 32) * count >> 32):
+            line = read_line(self._key_cells, bucket * LINE_BYTES)
             if key in line:
-                return start + line.index(key)
+                return bucket * WAYS + line.index(key)
             if free == NO_ROOM and 0 in line:
-                free = ~(start + line.index(0))
+                free = ~(bucket * WAYS + line.index(0))
         return free
 
     def fill(self, row: int, key: int, entry: int) -> None:

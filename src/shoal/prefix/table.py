@@ -5,6 +5,7 @@ Owns where a block hash lies and who gives way when a bucket is full.  A row is 
 and sets mean is decided in `index`.  Nothing is ever rebuilt, so no request pays for the growth of the table.
 """
 
+from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,12 @@ Entries = npt.NDArray[np.uint64]
 
 ROW_BYTES = 16
 WAYS = 8
-_LINE_BYTES = 64
+LINE_BYTES = 64
 _PAGE_ROWS = 4096 // 8
 _NOTHING = np.uint64(0)
+
+read_line = Struct(f"={WAYS}Q").unpack_from
+"""Return the cells of one bucket, given all cells and the byte at which it begins: a third of the cost of a slice."""
 
 
 class Located(NamedTuple):
@@ -71,11 +75,11 @@ class BlockTable:
 
     def rows_of(self, keys: list[int]) -> list[int]:
         """Return the row of each of a few hashes, -1 for one that has none."""
-        cells, buckets, rows = self._key_cells, self._bucket_count, []
+        read, cells, buckets, rows = read_line, self._key_cells, self._bucket_count, []
         for key in keys:
-            start = key % buckets * WAYS
-            line = cells[start : start + WAYS].tolist()
-            rows.append(start + line.index(key) if key in line else -1)
+            bucket = key % buckets
+            line = read(cells, bucket * LINE_BYTES)
+            rows.append(bucket * WAYS + line.index(key) if key in line else -1)
         return rows
 
     def entry_at(self, row: int) -> int:
@@ -91,14 +95,14 @@ class BlockTable:
 
         A bucket in which all is as new as `entry` keeps what it has.
         """
-        cells, key_cells, buckets = self._entry_cells, self._key_cells, self._bucket_count
+        read, cells, key_cells, buckets = read_line, self._entry_cells, self._key_cells, self._bucket_count
         oldest, gave_way = entry >> ID_BITS << ID_BITS, []
         for key in keys:
-            start = key % buckets * WAYS
-            line = cells[start : start + WAYS].tolist()
-            old: int = min(line)
+            bucket = key % buckets
+            line = read(cells, bucket * LINE_BYTES)
+            old: int = 0 if 0 in line else min(line)
             if old < oldest:
-                row = start + line.index(old)
+                row = bucket * WAYS + line.index(old)
                 key_cells[row] = key
                 cells[row] = entry
                 gave_way.append(old)
@@ -182,6 +186,6 @@ _NO_ENTRIES: Entries = np.zeros(0, np.uint64)
 
 def _zero_lines(count: int) -> npt.NDArray[np.uint64]:
     """Return `count` zeroed buckets that begin on cache lines, so that reading one never touches two."""
-    raw: npt.NDArray[Any] = np.zeros(count * _LINE_BYTES + _LINE_BYTES, np.uint8)
-    start = -int(raw.__array_interface__["data"][0]) % _LINE_BYTES
-    return raw[start : start + count * _LINE_BYTES].view(np.uint64).reshape(count, WAYS)
+    raw: npt.NDArray[Any] = np.zeros(count * LINE_BYTES + LINE_BYTES, np.uint8)
+    start = -int(raw.__array_interface__["data"][0]) % LINE_BYTES
+    return raw[start : start + count * LINE_BYTES].view(np.uint64).reshape(count, WAYS)
