@@ -13,7 +13,7 @@ from pyarrow import parquet as pq
 from shoal.cli import main
 from shoal.cli.twin_jobs import Job, Progress, Search, Work, run_jobs
 from shoal.simulation import Run
-from shoal.simulation.regret import REFERENCE
+from shoal.simulation.regret import REFERENCE, with_regret
 
 ROUND_ROBIN = str(Path(__file__).parents[2] / "examples/policies/round-robin.yaml")
 SMALL = "workload: {shape: agents, sessions: 6, turns: [2, 4]}\nseeds: [1, 2]\n"
@@ -236,3 +236,18 @@ def test_a_narrow_terminal_gets_whole_numbers_of_fewer_figures() -> None:
     assert "±" in shown[160].split("Against")[0]
     assert "TTFT p99 ms" not in shown[80]
     assert "TTFT p95 ms" in shown[80]
+
+
+def test_a_narrow_terminal_has_slos_and_regret_in_the_place_of_what_matters_less() -> None:
+    from rich.console import Console
+
+    from shoal.cli.twin_tables import show
+    from tests.report.runs import made
+
+    runs = [made(policy, slower=slower, slo_s=0.1) for policy, slower in (("a", 1.0), ("b", 2.0), (REFERENCE, 0.9))]
+    console = Console(width=80, record=True, file=io.StringIO())
+    show(console, with_regret(runs), "clients")
+    head, *rows = console.export_text().splitlines()[:5]
+    assert " ".join(head.split()) == "POLICY requests TTFT p50 ms TTFT p95 ms hit % SLO met % regret % failed"
+    assert rows[0].startswith("a ")
+    assert "11.1" in rows[0]

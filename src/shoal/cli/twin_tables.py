@@ -18,21 +18,11 @@ __all__ = ["show"]
 
 _MAX_ROWS = 16
 _WIDE = 130
-# What fits into 80 columns, then without intervals.
-_NARROW = ("ttft_p50", "ttft_p95", "e2e_p95", "hit", "tokens", "slo", "regret", "failed")
-_SHOWN = (
-    "ttft_p50",
-    "ttft_p95",
-    "ttft_p99",
-    "tpot_p95",
-    "e2e_p95",
-    "hit",
-    "imbalance",
-    "tokens",
-    "slo",
-    "regret",
-    "failed",
-)
+# By what they matter: as many as fit into 80 columns, there without intervals.
+_SHOWN = ("ttft_p50", "ttft_p95", "failed", "regret", "slo", "hit", "e2e_p95", "tokens")
+_NARROW = 6
+# Where there is room.
+_MORE = ("ttft_p99", "tpot_p95", "imbalance")
 
 
 def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
@@ -40,7 +30,10 @@ def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:
     rows = compare(runs)
     has_loads = any(row.load is not None for row in rows)
     is_wide = console.width >= _WIDE
-    figures = [figure for figure in told(runs) if figure.key in (_SHOWN if is_wide else _NARROW)]
+    all_ = told(runs)
+    by_weight = [key for key in _SHOWN if any(figure.key == key for figure in all_)]
+    chosen = {*_SHOWN, *_MORE} if is_wide else set(by_weight[:_NARROW])
+    figures = [figure for figure in all_ if figure.key in chosen]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("POLICY", overflow="fold")
     if has_loads:
