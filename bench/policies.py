@@ -1,8 +1,9 @@
 """`python -m bench.policies`: the policies of other routers beside the default profile, as docs/policies.md has them.
 
-Every policy gets the same arrivals in the twin.  The default profile was chosen and tuned on one half of seeds and
-traces, TUNING; the figures are of the other half, REPORTING, unless --tuning asks for the first.  Traces are read from
-the working directory; workloads whose trace is not there are left out, and that is said.
+Every policy gets the same arrivals in the twin.  What the default profile was chosen and tuned on has seeds below 100
+and the beginning of each trace, as TUNING and the experiments have; figures are of the other half, REPORTING, unless
+--tuning asks for the first.  Traces are read from the working directory; workloads whose trace is not there are left
+out, and that is said.
 """
 
 import argparse
