@@ -1,5 +1,6 @@
 """A pool that follows the KV events of `shoal engine`: ranks of one endpoint, adapters loaded anew, keys of engines."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ import httpx
 import psutil
 import pytest
 
+from shoal.cli import main
+from shoal.hosts.engine.kvforms import KvForm
 from tests.hosts.certificates import make_certificate
 from tests.hosts.supervisor.pool_rig import until
-from tests.scenarios.engines import EngineProcess, engines
+from tests.scenarios.engines import EngineProcess, engines, free_port
 from tests.scenarios.pools import pool
 from tests.vllm.exactpool import EXACT, ExactPool
 
@@ -103,6 +106,45 @@ def test_an_adapter_that_is_loaded_anew_under_its_name_empties_what_is_believed(
     exact.settle()
     assert ask(exact, tokens, 0, model="sql") == (0, 0)
     assert ask(exact, tokens, 0, model="sql") == (320 - BLOCK, 320 - BLOCK)
+
+
+@pytest.mark.only_plane("direct", "what engines tell reaches the workers of both alike")
+@pytest.mark.parametrize("form", KvForm)
+def test_every_form_of_events_is_followed_from_the_gpu_to_the_host_and_to_the_end(
+    plane: str, form: KvForm, tmp_path: Path
+) -> None:
+    port, replay = free_port(), free_port()
+    told = {"enable_kv_cache_events": True, "publisher": "zmq"}
+    told |= {"endpoint": f"tcp://*:{port}", "replay_endpoint": f"tcp://*:{replay}"}
+    shape = ["--blocks", "60", "--block-size", str(BLOCK), "--kv-events-format", form]
+    # The oldest form has no word for another tier.
+    has_host = form is not KvForm.VLLM_ARRAY_OLD
+    shape += ["--host-blocks", "600"] if has_host else []
+    shape += ["--kv-events-config", json.dumps(told)]
+    with engines(tmp_path, shape) as (started,):
+        kv = f"kv_events: {port}, kv_replay: {replay}"
+        settings = f"backends: [{{url: '{started.url}', engine: shoal, {kv}}}]\n" + EXACT.format(backend="engine: {}")
+        with pool(plane, tmp_path / "pool", [], settings) as running:
+            made = ExactPool(running)
+            made.wait_fresh()
+            made.ask(COMPLETIONS, {"prompt": prompt()})
+            first = prompt()
+            assert ask(made, first, 0) == (0, 0)
+            assert ask(made, first, 0) == (320 - BLOCK, 320 - BLOCK)
+            for _ in range(4):
+                assert ask(made, prompt(), 0) == (0, 0)
+            kept = 320 - BLOCK if has_host else 0
+            assert ask(made, first, 0) == (kept, kept)
+            started.kill()
+            started.start()
+            started.listening()
+            until(lambda: list(running.states().values()) == ["ready"], why=running.said)
+            made.wait_fresh()
+            made.ask(COMPLETIONS, {"prompt": prompt()})
+            assert ask(made, first, 0) == (0, 0)
+            assert main(["endpoint", "remove", started.address, "--run-dir", str(running.run_dir)]) == 0
+            until(lambda: running.sample("shoal_kv_ledger_blocks") == 0, 1.0, why=running.said)
+            assert running.sample("llm_d_epp_kv_cache_events_active_subscribers") == 0
 
 
 def test_an_engine_behind_a_key_and_a_private_authority_is_asked_for_tokens(plane: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.hosts.signals.publishers import (
     QUICK,
     Following,
     ScriptedPublisher,
+    payload,
     removed,
     stored,
 )
@@ -34,6 +35,20 @@ def test_what_an_engine_stores_and_removes_reaches_the_router() -> None:
             assert seen.count("llm_d_epp_kv_cache_events_active_subscribers") == 1
             assert seen.count("shoal_kv_stream_state", endpoint_name="e", state="fresh") == 1
             assert seen.count("shoal_kv_gaps") == 0
+
+    asyncio.run(run())
+
+
+def test_messages_of_another_topic_are_not_for_this_endpoint() -> None:
+    async def run() -> None:
+        with ScriptedPublisher() as engine, Following() as seen:
+            seen.join(engine.source())
+            await seen.fresh()
+            engine.send(b"kv@other", (0).to_bytes(8, "big"), payload(stored(1)))
+            engine.publish(stored(2))
+            await seen.until(lambda: seen.router.held() == {2})
+            assert seen.count("llm_d_epp_kv_cache_events_messages_received") == 1
+            assert seen.router.state() is KvState.FRESH
 
     asyncio.run(run())
 

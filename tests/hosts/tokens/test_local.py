@@ -204,6 +204,33 @@ def test_what_is_not_known_exactly_is_left_to_the_estimate(tmp_path: Path, body:
     assert refused(local(tmp_path), **body) == reason
 
 
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__ }}",
+        "{{ messages[0].__class__ }}",
+        "{{ ''.format.__globals__ }}",
+        "{{ '{0.__class__}'.format('') }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{% set _ = messages.append(messages[0]) %}",
+        "{{ range(1000000000) | list }}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(tmp_path: Path, escape: str) -> None:
+    plain = "{{ messages[0].content }}"
+    prompt = read_prompt(Api.CHAT, json.dumps({"messages": [says("x")]}).encode())
+    harmless = local(tmp_path / "plain", chat_template=plain).tokenise(prompt)
+    try:
+        found = local(tmp_path / "hostile", chat_template=plain + escape).tokenise(prompt)
+    except NoTokens:
+        found = harmless
+    # What is out of reach is refused, or is nothing.
+    assert found == harmless
+    assert prompt.body["messages"] == [says("x")]
+
+
 def test_apis_that_engines_render_in_their_own_way_are_left_to_the_estimate(tmp_path: Path) -> None:
     made = local(tmp_path)
     assert refused(made, Api.RESPONSES, input="x") == "unsupported"
