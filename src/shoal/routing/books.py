@@ -145,7 +145,7 @@ class Books:
         cells["inflight_output_tokens"][row] = output = cells["inflight_output_tokens"][row] + output_tokens
         if booked + output > cells["kv_capacity_tokens"][row]:
             cells["memory_s"][row] = _memory_s(
-                booked + output, cells["kv_capacity_tokens"][row], output / requests, member
+                booked + output, cells["kv_capacity_tokens"][row], _answer_s(member, output, requests)
             )
         return ahead_s / s_per_token
 
@@ -179,7 +179,9 @@ class Books:
         cells["inflight_output_tokens"][row] = output = cells["inflight_output_tokens"][row] - output_tokens
         cells["booked_uncached_tokens"][row] = booked = cells["booked_uncached_tokens"][row] - uncached_tokens
         if cells["memory_s"][row]:
-            cells["memory_s"][row] = _memory_s(booked + output, cells["kv_capacity_tokens"][row], output / left, member)
+            cells["memory_s"][row] = _memory_s(
+                booked + output, cells["kv_capacity_tokens"][row], _answer_s(member, output, left)
+            )
         latest = now + booked * cells["prefill_s_per_token"][row]
         if latest < cells["clear_at"][row]:
             cells["clear_at"][row] = latest
@@ -191,7 +193,7 @@ class Books:
         if not waiting or not requests or (signals.kv_usage_ratio or 0.0) < FULL_RATIO:
             cells["queued_s"][row] = 0.0
             return
-        answer_s = cells["inflight_output_tokens"][row] / requests * member.pace.tpot_s
+        answer_s = _answer_s(member, cells["inflight_output_tokens"][row], requests)
         cells["queued_s"][row] = waiting / max(signals.running or 0.0, 1.0) * answer_s
 
     def move(self, flight: Flight, member: Member, now: float) -> None:
@@ -232,11 +234,16 @@ class Books:
         return booked
 
 
-def _memory_s(held_tokens: float, capacity_tokens: float, output_tokens: float, member: Member) -> float:
+def _answer_s(member: Member, output_tokens: float, requests: float) -> float:
+    """Return how long an endpoint takes for one answer.  output_tokens: of all that is in flight there."""
+    return output_tokens / requests * member.pace.tpot_s
+
+
+def _memory_s(held_tokens: float, capacity_tokens: float, answer_s: float) -> float:
     """Return how long what is in flight waits for KV cache to become free, 0.0 when all of it fits.
 
-    held_tokens: what it will hold at its longest.  output_tokens: of one answer: as long as one takes, each part of the
+    held_tokens: what it will hold at its longest.  answer_s: of one answer: as long as one takes, each part of the
     cache is not free.
     """
     over = held_tokens - capacity_tokens
-    return over / capacity_tokens * output_tokens * member.pace.tpot_s if over > 0.0 else 0.0
+    return over / capacity_tokens * answer_s if over > 0.0 else 0.0

@@ -93,3 +93,22 @@ def test_a_passenger_that_got_on_twice_departs_once() -> None:
         it.plane.turn.leave(waiting)
         it.loop.run()
         assert [asked.body for asked in it.asked] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("together", [1, 2, MOST_LEAVING + 1])
+def test_a_request_that_cannot_be_sent_for_a_reason_nobody_foresaw_is_answered_at_once(together: int) -> None:
+    def breaks(_: bytes) -> None:
+        raise MemoryError
+
+    with world() as it:
+        warm(it, together)
+        for engine in it.engines:
+            engine.transport.write = breaks  # type: ignore[method-assign]
+        clients = [it.client() for _ in range(together)]
+        for client in clients:
+            client.peer_says(ASK + b"a")
+        it.loop.run()
+        for client in clients:
+            (answer,) = read_answers(client, [b"POST"])
+            assert answer.status == 500
+        assert [account.outcome.status for account in it.accounts[-together:]] == [500] * together

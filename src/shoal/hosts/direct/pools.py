@@ -4,7 +4,6 @@ Owns dialling, reuse, and when an unused connection ends.  What is said on a con
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -133,6 +132,18 @@ class EnginePool:
         relay.dialling = task
 
     async def _dial(self, relay: "Relay") -> None:
+        try:
+            connection = await self._open()
+            relay.dialling = None
+            if connection is None:
+                relay.unreachable()
+            else:
+                relay.connected(connection)
+        except Exception as error:
+            relay.fault(error)
+
+    async def _open(self) -> EngineConnection | None:
+        """Return a new connection, None when none can be had."""
         backend, loop = self.backend, self._pools.loop
         try:
             async with asyncio.timeout(self._pools.settings.clocks.connect_s):
@@ -143,12 +154,9 @@ class EnginePool:
                     ssl=backend.tls,
                     server_hostname=backend.server_name,
                 )
-        except (OSError, TimeoutError, ssl.SSLError):
-            relay.dialling = None
-            relay.unreachable()
-            return
-        relay.dialling = None
-        relay.connected(connection)
+        except (OSError, TimeoutError):
+            return None
+        return connection
 
     def drop_idle(self) -> None:
         """Close what is unused."""

@@ -93,20 +93,17 @@ class Relay:
 
     def start(self, tenant: str) -> None:
         """Ask the router and send the request, or answer what it is refused with, as soon as the router has decided."""
-        head, body = self._head, self._body
-        picker, target = self._plane.picker, head.target
-        self.request_id = request_id = picker.mint()
+        head, target, picker = self._head, self._head.target, self._plane.picker
+        self.request_id = picker.mint()
         try:
-            placed = picker.ask(request_id, target.method, target.path, head.headers, body, tenant)
+            placed = picker.ask(self.request_id, target.method, target.path, head.headers, self._body, tenant)
         except Exception as error:
             self._unplaced(error)
             return
-        if type(placed) is Placed:
-            self._send(placed)
-        elif isinstance(placed, Waiting):
+        if isinstance(placed, Waiting):
             self._wait(placed)
-        elif isinstance(placed, Answered):
-            self._refuse(placed)
+        else:
+            self._decided(placed)
 
     def _wait(self, waiting: Waiting) -> None:
         """Keep the request, its body charged even if it came in one piece, until the router has decided."""
@@ -146,14 +143,17 @@ class Relay:
     def _try(self) -> None:
         self.dialling = None
         forward = self._placed.forward
-        self._pool = pool = self._plane.pools.of(forward.endpoints[self._tries])
-        self._tries += 1
-        # A request that may be sent only once is not risked on a connection that the engine may be about to close.
-        connection = pool.take() if forward.retry_allowed else None
-        if connection is None:
-            pool.dial(self)
-        else:
-            self.connected(connection)
+        try:
+            self._pool = pool = self._plane.pools.of(forward.endpoints[self._tries])
+            self._tries += 1
+            # A request that may be sent only once is not risked on a connection that the engine may be about to close.
+            connection = pool.take() if forward.retry_allowed else None
+            if connection is None:
+                pool.dial(self)
+            else:
+                self.connected(connection)
+        except Exception as error:
+            self.fault(error)
 
     def connected(self, connection: EngineConnection) -> None:
         """Send the request: at once, or with others that are decided in the same pass of the loop."""
@@ -302,12 +302,8 @@ class Relay:
                 client.transport.write(self._answer_start(answer) + rest)
                 self.completed(True)
                 return
-            self._splice = splice = Splice(
-                self,
-                client.transport,
-                keeps_first=keeps_first(answer, self._placed.request.api),
-                keeps_tail=keeps_tail(answer),
-            )
+            first, tail = keeps_first(answer, self._placed.request.api), keeps_tail(answer)
+            self._splice = splice = Splice(self, client.transport, keeps_first=first, keeps_tail=tail)
             head = self._answer_start(answer, is_framed=answer.length is not None or (answer.is_chunked and minor == 1))
         engine.take = take = splice.mode(answer, minor)
         if client.is_paused:
@@ -404,18 +400,28 @@ class Relay:
         moved = self._tries + len(self._pending) + (splice.body_bytes if splice is not None else 0)
         return moved - engine.transport.get_write_buffer_size() if engine is not None else moved
 
+    # ------------------------------------------------------------------ endings: all meet in _record
+
     def _time_out(self, flag: str, is_failure: bool) -> None:
-        self._flags = flag
-        self._stop_dialling()
         if self._waiting is not None:
             self._stop_waiting()
             self._client.answer_error(504, replies.no_answer(self._plane.settings))
-        elif self._has_begun:
+        else:
+            self._stop(flag, 504, is_failure)
+
+    def _stop(self, flag: str, status: int, is_failure: bool) -> None:
+        """End it wherever it stands, with `status` if nothing was sent yet."""
+        self._flags = flag
+        self._stop_dialling()
+        if self._has_begun:
             self._cut(flag, is_failure=is_failure)
         else:
-            self._give_up(504, is_failure=is_failure)
+            self._give_up(status, is_failure=is_failure)
 
-    # ------------------------------------------------------------------ endings: all meet in _record
+    def fault(self, error: Exception) -> None:
+        """A step on the way to the engine raised what nobody foresaw, and nobody else would end the request."""
+        log.exception("a request could not be sent", error)
+        self._stop("LR", 500, is_failure=False)
 
     def completed(self, is_reusable: bool) -> None:
         """The whole answer went to the client."""
@@ -495,7 +501,7 @@ class Relay:
     def _give_up(self, status: int, *, is_failure: bool = True) -> None:
         """Answer for the engines, none of which did."""
         self._close_engine()
-        messages = {502: replies.BAD_ANSWER, 503: replies.UNREACHABLE}
+        messages = {500: replies.FAULT, 502: replies.BAD_ANSWER, 503: replies.UNREACHABLE}
         message = messages.get(status) or replies.no_answer(self._plane.settings)
         if self._is_retry:
             self._flags += ",URX"

@@ -21,6 +21,9 @@ class Passenger(Protocol):
     def depart(self) -> None:
         """Go to the engine."""
 
+    def fault(self, error: Exception) -> None:
+        """It could not depart: answer its client."""
+
     def close_books(self) -> None:
         """Tell the router of the end."""
 
@@ -69,4 +72,4 @@ class Turn:
             try:
                 request.depart()
             except Exception as error:
-                log.exception("a request could not be sent", error)
+                request.fault(error)
