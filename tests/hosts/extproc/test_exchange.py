@@ -1,4 +1,5 @@
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -314,3 +315,56 @@ def test_a_small_limit_on_bodies_lets_requests_without_one_pass(monkeypatch: pyt
     exchange.end()
     assert door.picker.buffered_bytes == 0
     assert refused(Exchange(door.picker).receive(head(content_length="1001")))[0] == 413
+
+
+def test_what_comes_behind_a_refusal_at_the_door_is_not_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Driver, "_arm", lambda self, now: None)
+    door = Door(check_key=lambda bearer, key: "me" if bearer == "Bearer good" else None)
+    exchange = Exchange(door.picker)
+    # A gateway that streams does not wait for the word on the head before it sends the body.
+    assert refused(exchange.receive(head(mode=4, authorization="Bearer bad")))[0] == 401
+    assert exchange.receive(body(chat(), is_end=False)) == []
+    assert exchange.receive(body(b"", is_end=True)) == []
+    assert door.driver.router.status().inflight == 0
+    exchange.end()
+    assert door.accounts == []
+
+
+def test_a_streamed_body_over_the_limit_is_refused_once_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Driver, "_arm", lambda self, now: None)
+    door = Door("apiVersion: shoal.dev/v1alpha1\nkind: Pool\nlimits: {max_body_bytes: 1Ki, max_buffered_bytes: 1Mi}\n")
+    exchange = Exchange(door.picker)
+    exchange.receive(head(mode=4))
+    assert refused(exchange.receive(body(b"x" * 1025, is_end=False)))[0] == 413
+    assert exchange.receive(body(b"x" * 1025, is_end=False)) == []
+    assert exchange.receive(body(b"x", is_end=True)) == []
+    assert door.picker.buffered_bytes == 0
+
+
+def test_a_streamed_body_is_charged_for_what_it_has_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Driver, "_arm", lambda self, now: None)
+    door = Door("apiVersion: shoal.dev/v1alpha1\nkind: Pool\nlimits: {max_body_bytes: 4Mi, max_buffered_bytes: 4Mi}\n")
+    first, second = Exchange(door.picker), Exchange(door.picker)
+    for exchange in (first, second):
+        exchange.receive(head(mode=4))
+        assert exchange.receive(body(b"x" * 1_500_000, is_end=False)) == []
+    assert door.picker.buffered_bytes >= 3_000_000
+    assert first.receive(body(b"x" * 1_000_000, is_end=False)) == []
+    assert refused(second.receive(body(b"x" * 1_000_000, is_end=False)))[0] == 429
+    first.end()
+    second.end()
+    assert door.picker.buffered_bytes == 0
+
+
+def test_a_body_in_many_small_parts_costs_no_more_per_part_than_one_in_few(door: Door) -> None:
+    def cost_s(parts: int) -> float:
+        exchange = Exchange(door.picker)
+        exchange.receive(head(mode=4))
+        began = time.process_time()
+        for _ in range(parts):
+            exchange.receive_body(b"x", is_end=False)
+        spent = time.process_time() - began
+        exchange.end()
+        return spent / parts
+
+    assert min(cost_s(40_000) for _ in range(3)) < 10 * min(cost_s(1_000) for _ in range(3))

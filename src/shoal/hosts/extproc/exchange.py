@@ -50,6 +50,7 @@ class Exchange:
         "_first_byte_at",
         "_forward",
         "_headers",
+        "_is_answered",
         "_is_duplex",
         "_key_name",
         "_late",
@@ -67,10 +68,12 @@ class Exchange:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self.request_id = ""
-        self._body: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._charged_bytes = 0
         self._forward: Forward | None = None
         self._headers: dict[str, str] = {}
+        # A gateway that streams learns only later that the pool has answered, and goes on with what it reads.
+        self._is_answered = False
         self._is_duplex = False
         self._key_name = ""
         self._late: _Late | None = None
@@ -89,6 +92,8 @@ class Exchange:
     def receive(self, message: Any) -> list[bytes]:
         """Take one ProcessingRequest and return the replies to send, in order; with none, see `send_late`."""
         phase = message.WhichOneof("request")
+        if self._is_answered:
+            return []
         if phase == "request_headers":
             return self._on_headers(message)
         if phase == "request_body":
@@ -136,15 +141,32 @@ class Exchange:
 
     def receive_body(self, body: bytes, is_end: bool) -> list[bytes]:
         """Take a body, or in FULL_DUPLEX_STREAMED a part of one, and return the replies."""
+        if self._is_answered:
+            return []
         if not self._is_duplex:
-            self._body = [body]
+            self._body = body
             return self._decide()
         if self._forward is not None or self._late is not None:
             return []
-        self._body.append(body)
-        if sum(map(len, self._body)) > self._picker.limits.max_body_bytes:
-            return [self._answered(self._picker.too_large(self._path, self._headers))]
+        refusal = self._grow(body)
+        if refusal is not None:
+            return [refusal]
         return self._decide() if is_end else []
+
+    def _grow(self, part: bytes) -> bytes | None:
+        """Take a part of a body, charged for what it has become; returns the refusal of one that grew too large."""
+        if not self._body:
+            self._body = bytearray()
+        self._body += part
+        size = len(self._body)
+        if size <= self._charged_bytes:
+            return None
+        self._uncharge()
+        charged = self._picker.charge(self._path, self._headers, size)
+        if isinstance(charged, Answered):
+            return self._answered(charged)
+        self._charged_bytes = charged
+        return None
 
     def _on_trailers(self) -> list[bytes]:
         decided = self._decide() if self._is_duplex else []
@@ -188,9 +210,9 @@ class Exchange:
     def _decide(self, is_body_phase: bool = True) -> list[bytes]:
         if self._late is not None:
             return []
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        body = bytes(self._body)  # which costs nothing where it is that already
         self._uncharge()
-        self._body = []
+        self._body = b""
         if self._forward is not None:
             return []
         picker = self._picker
@@ -263,6 +285,7 @@ class Exchange:
 
     def _answered(self, answered: Answered) -> bytes:
         self._uncharge()
+        self._is_answered, self._body = True, b""
         status, headers, body, details = answered
         return replies.immediate(status, headers, body, details, self._picker.picker_id)
 
@@ -273,7 +296,7 @@ class Exchange:
     def end(self) -> None:
         """The stream is over: release what it held, once."""
         self._uncharge()
-        self._body = []
+        self._body = b""
         late, self._late = self._late, None
         if late is not None:
             late.waiting.cancel()
