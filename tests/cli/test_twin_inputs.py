@@ -89,4 +89,4 @@ def test_a_date_that_is_none_is_an_error_of_the_file(tmp_path: Path, capsys: pyt
     profile.write_text("kind: EngineProfile\nname: 2020-13-45\n")
     path.write_text(f"workload: {{shape: hot}}\nfleet: [{{profile: {profile}}}]\n")
     assert main(["twin", "run", str(path)]) == 2
-    assert "is no YAML" in capsys.readouterr().err
+    assert f"{profile}:2: cannot be read: month" in capsys.readouterr().err

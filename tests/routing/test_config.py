@@ -416,3 +416,22 @@ def test_a_response_header_that_a_gateway_cannot_take_is_refused_with_its_line(h
         + f"  parameters: {{encodedEndpointHeaderConfig: {{header: '{header}'}}}}\n"
     )
     assert (error.line, error.message) == (4, f"the response header {header!r} cannot be given by a plugin")
+
+
+@pytest.mark.parametrize("figure", [".inf", "-.inf", ".nan", "1e308", "1" + "0" * 400])
+def test_a_figure_that_nobody_can_reckon_with_is_refused_wherever_it_stands(figure: str) -> None:
+    plugin = LLM_D + f"plugins:\n- type: expected-wait-scorer\n  parameters: {{ownWeight: {figure}}}\n"
+    assert failure(plugin).path == "plugins[0].parameters.ownWeight"
+    assert failure(POOL + f"drain_timeout_s: {figure}\n").path == "drain_timeout_s"
+    assert failure(POOL + f"limits: {{max_body_bytes: {figure}}}\n").path == "limits.max_body_bytes"
+
+
+@pytest.mark.parametrize("size", ["9" * 400 + "Ki", "9" * 30, "8Ei", "2Ti"])
+def test_an_index_larger_than_any_memory_is_refused(size: str) -> None:
+    assert failure(POOL + f"index: {{budget_bytes: {size}}}\n").path.startswith("index")
+
+
+@pytest.mark.parametrize("odd", ["!!bool maybe", "!!int ''", "!!timestamp x"])
+def test_a_value_that_cannot_be_read_is_named(odd: str) -> None:
+    assert failure(LLM_D + f"plugins:\n- type: {odd}\n").path == "plugins[0].type"
+    assert failure(f"apiVersion: shoal.dev/v1alpha1\nkind: [{odd}]\n").path == "kind"

@@ -10,8 +10,8 @@ import yaml
 from shoal.hosts.supervisor.preflight import preflight
 from shoal.kernel import ConfigError
 from shoal.routing.config import effective, load
-from shoal.routing.documents import compose
 from shoal.routing.faults import faults
+from shoal.wire.documents import compose
 
 EXAMPLES = """\
 examples:

@@ -11,6 +11,7 @@ import yaml
 
 from shoal.engine.profiles import Profile
 from shoal.kernel import ConfigError
+from shoal.wire.documents import read_document
 
 KIND = "EngineProfile"
 
@@ -24,12 +25,8 @@ _MAY_BE_ZERO = frozenset(
 
 def parse_profile(text: str, source: str) -> Profile:
     """Read a profile.  Raises ConfigError that names the first field that is missing, unknown or out of range."""
-    try:
-        document: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        # A date that is none is a plain ValueError.
-        raise ConfigError(f"is no YAML: {getattr(error, 'problem', None) or error}", source=source) from None
-    if not isinstance(document, dict) or document.pop("kind", None) != KIND:
+    document = read_document(text, source)
+    if document.pop("kind", None) != KIND:
         raise ConfigError(f"is no profile; it begins with `kind: {KIND}`", source=source)
     unknown = sorted(str(name) for name in document if name not in Profile.__struct_fields__)
     if unknown:

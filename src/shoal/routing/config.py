@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from shoal.routing.catalog import installed
-from shoal.routing.documents import Reader, compose
+from shoal.routing.documents import Reader
 from shoal.routing.flowplan import FlowPlan, build_plan
 from shoal.routing.pickerfile import (
     DataLayer,
@@ -34,6 +34,7 @@ from shoal.scheduling.producers import (
     PredictedLatencyProducer,
 )
 from shoal.scheduling.schema import fields
+from shoal.wire.documents import compose
 
 NOT_YET = "docs/config.md#not-yet"
 _PICKER_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
@@ -130,13 +131,17 @@ def _kind(root: yaml.MappingNode, reader: Reader) -> str:
     for key, node in given.items():
         if key in ("kind", "apiVersion"):
             reader.at(key, node)
-    kind = getattr(given.get("kind"), "value", "")
+    kind = _word(given.get("kind"))
     if kind not in _VERSIONS:
-        raise reader.error("kind", f"must be one of {', '.join(_VERSIONS)}, got {str(kind)[:80]!r}")
-    version = getattr(given.get("apiVersion"), "value", "")
+        raise reader.error("kind", f"must be one of {', '.join(_VERSIONS)}, got {kind[:80]!r}")
+    version = _word(given.get("apiVersion"))
     if version not in _VERSIONS[kind]:
-        raise reader.error("apiVersion", f"of {kind} must be {' or '.join(_VERSIONS[kind])}, got {str(version)[:80]!r}")
-    return str(kind)
+        raise reader.error("apiVersion", f"of {kind} must be {' or '.join(_VERSIONS[kind])}, got {version[:80]!r}")
+    return kind
+
+
+def _word(node: yaml.Node | None) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
 
 def load(text: str, source: str, registry: Registry | None = None) -> RouterConfig:

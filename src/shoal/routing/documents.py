@@ -17,10 +17,12 @@ from shoal.kernel import ConfigError
 from shoal.kernel.marks import Duration, Quantity
 from shoal.scheduling.plugin import Deprecated, Ignored
 from shoal.scheduling.schema import Parameter, fields, parameters
+from shoal.wire.documents import Unreadable, is_null, plain
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_MAX_CHARS = 4 * 1024 * 1024
-_MAX_DEPTH = 64
+MAX_INT = (1 << 63) - 1
+MAX_FIGURE = 1e18
+"""No setting is larger, whatever its unit: multiplied and added up, larger ones end as infinite, and as no number."""
+
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P|)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us|µs|ns)")
@@ -33,62 +35,15 @@ class Raw:
     """Type of a field whose node is read later, when it is known what it is."""
 
 
-def compose(text: str, source: str) -> list[yaml.MappingNode]:
-    """Return the documents of a file, empty ones left out.  Raises ConfigError for what is not YAML mappings."""
-    if len(text) > _MAX_CHARS:
-        raise ConfigError(f"is longer than {_MAX_CHARS} characters", source=source)
-    try:
-        roots = list(yaml.compose_all(text, Loader=_Loader))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = str(getattr(error, "problem", None) or error).partition("\n")[0]
-        raise ConfigError(f"is not YAML: {problem}", source=source, line=mark.line + 1 if mark else 0) from None
-    except RecursionError:
-        raise ConfigError("is nested too deep", source=source) from None
-    documents = []
-    for root in roots:
-        if isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null":
-            continue
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError("a document must be a mapping", source=source, line=root.start_mark.line + 1)
-        _check_keys(root, source, "", 0)
-        documents.append(root)
-    return documents
-
-
-def _check_keys(node: yaml.Node, source: str, path: str, depth: int) -> None:
-    """Refuse duplicate, compound and merge keys, which YAML loaders drop or join without a word."""
-    if depth > _MAX_DEPTH:
-        raise ConfigError("is nested too deep, or contains itself", source=source, line=node.start_mark.line + 1)
-    if isinstance(node, yaml.SequenceNode):
-        for at, item in enumerate(node.value):
-            _check_keys(item, source, f"{path}[{at}]", depth + 1)
-    elif isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError("a key must be a plain string", source=source, line=line, path=path)
-            here = f"{path}.{key.value}" if path else key.value
-            if key.tag == "tag:yaml.org,2002:merge":
-                raise ConfigError("merge keys (<<) are not read; write the fields out", source=source, line=line)
-            if key.value in seen:
-                first = seen[key.value]
-                raise ConfigError(f"duplicate key, first in line {first}", source=source, line=line, path=here)
-            seen[key.value] = line
-            _check_keys(value, source, here, depth + 1)
-
-
 class Reader:
     """Reads the documents of one file.  warnings: what was accepted and should be changed.  stated: paths given."""
 
-    __slots__ = ("_lines", "_scalars", "source", "warnings")
+    __slots__ = ("_lines", "source", "warnings")
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.warnings: list[str] = []
         self._lines: dict[str, int] = {}
-        self._scalars = yaml.constructor.SafeConstructor()
 
     def error(self, path: str, message: str) -> ConfigError:
         """Return the error for the value at `path`, with the line of it or of what it stands in."""
@@ -135,7 +90,7 @@ class Reader:
                 near = difflib.get_close_matches(key.value, known, n=2)
                 hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}"
                 raise self.error(here, f"unknown field, {hint}")
-            if _is_null(value):
+            if is_null(value):
                 continue
             values[field.name] = self.value(value, field.type, here, field.marks)
             for mark in field.marks:
@@ -197,18 +152,19 @@ class Reader:
         value = self._plain(node, path) if isinstance(node, yaml.ScalarNode) else None
         kinds = {type(mark) for mark in marks}
         if Quantity in kinds and isinstance(value, str) and (match := _QUANTITY.fullmatch(value)):
-            return int(float(match[1]) * _SCALES[match[2]])
+            size = float(match[1]) * _SCALES[match[2]]
+            value = int(size) if size <= MAX_FIGURE else value
         if Duration in kinds:
             return self._seconds(node, value, path)
         if hint is bool and isinstance(value, bool):
             return value
-        if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if hint is int and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INT:
             return value
         if hint is float:
             # YAML 1.1 reads 1e6 as a string, which no one means.
             if isinstance(value, str) and not getattr(node, "style", None) and _NUMBER.fullmatch(value):
                 value = float(value)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_FIGURE:
                 return float(value)
         if hint is str and isinstance(value, str):
             return value
@@ -218,15 +174,17 @@ class Reader:
     def _seconds(self, node: yaml.Node, value: Any, path: str) -> float:
         parts = _DURATION.findall(value) if isinstance(value, str) else []
         if parts and "".join(number + unit for number, unit in parts) == value:
-            return float(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+            seconds = float(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+            if seconds <= MAX_FIGURE:
+                return seconds
         if value == 0 and not isinstance(value, bool):
             return 0.0
         raise self._mismatch(node, "a duration such as 500ms or 1m30s", path)
 
     def _plain(self, node: yaml.Node, path: str) -> Any:
         try:
-            return self._scalars.construct_document(node)
-        except (yaml.YAMLError, ValueError, OverflowError):
+            return plain(node)
+        except Unreadable:
             raise self.error(path, "cannot be read") from None
 
     def _mismatch(self, node: yaml.Node, wanted: str, path: str) -> ConfigError:
@@ -242,7 +200,3 @@ class Reader:
             )
             got = f"{got} {node.value[:80]!r}" if node.value else got
         return self.error(path, f"must be {wanted}, got {got}")
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"

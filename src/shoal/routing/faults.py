@@ -11,8 +11,8 @@ import yaml
 
 from shoal.kernel import ConfigError
 from shoal.routing.config import read
-from shoal.routing.documents import compose
 from shoal.scheduling import Registry
+from shoal.wire.documents import compose
 
 MAX_FAULTS = 50
 

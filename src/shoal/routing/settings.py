@@ -191,8 +191,8 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     )
 
     def __post_init__(self) -> None:
-        if self.budget_bytes < MiB:
-            raise ValueError(f"budget_bytes must be at least 1Mi, got {self.budget_bytes}")
+        if not MiB <= self.budget_bytes <= 1 << 40:
+            raise ValueError(f"budget_bytes must be 1Mi to 1Ti, got {self.budget_bytes}")
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):

@@ -294,8 +294,8 @@ class PrecisePrefixCacheProducer(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _ = self.speculative_ttl_s
-        if self.budget_bytes < 1 << 20:
-            raise ValueError(f"budgetBytes must be at least 1048576, got {self.budget_bytes}")
+        if not 1 << 20 <= self.budget_bytes <= 1 << 40:
+            raise ValueError(f"budgetBytes must be 1048576 to {1 << 40}, got {self.budget_bytes}")
         for name in ("cpu_load_s_per_token", "disk_load_s_per_token", "shared_load_s_per_token"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

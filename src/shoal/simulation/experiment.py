@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-import yaml
 
 from shoal.kernel import Chance, ConfigError, InvalidInput
 from shoal.routing.config import load
@@ -23,6 +22,7 @@ from shoal.simulation.results import Result, Sample, summarise
 from shoal.simulation.sessions import Session
 from shoal.simulation.timeline import Timeline
 from shoal.simulation.workloads import Recipe
+from shoal.wire.documents import read_document
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
@@ -107,14 +107,7 @@ def read_experiment(text: str, source: str, read: Callable[[str], str] | None = 
 
     read: gives the text of a profile's file by its name; without it only profiles of the catalogue are known.
     """
-    try:
-        document: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        # A date that is none is a plain ValueError.
-        mark = getattr(error, "problem_mark", None)
-        raise ConfigError(
-            str(getattr(error, "problem", error)), source=source, line=mark.line + 1 if mark else 0
-        ) from None
+    document = read_document(text, source)
     try:
         experiment = msgspec.convert(document, Experiment)
     except msgspec.ValidationError as error:

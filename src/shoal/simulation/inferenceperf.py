@@ -8,17 +8,17 @@ kubernetes-sigs/inference-perf, main of late 2026).  Names of fields are its own
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-import yaml
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import ConfigError, InvalidInput
 from shoal.simulation.arrivals import Arrivals
 from shoal.simulation.prompts import Prompt
 from shoal.simulation.sessions import Session, Turn
 from shoal.simulation.talks import Count, Seconds, Tokens, content
+from shoal.wire.documents import read_document
 
 MAX_MODEL_LEN = 225_000
 """Tokens at which inference-perf ends a conversation unless it is told otherwise."""
@@ -86,8 +86,12 @@ class SharedPrefix(
     enable_multi_turn_chat: bool = False
     max_model_len: Tokens = MAX_MODEL_LEN
     seed: int | None = None
-    requests: Annotated[int, msgspec.Meta(ge=0)] = 0
+    requests: Annotated[int, msgspec.Meta(ge=0, le=_MOST_REQUESTS)] = 0
     pace_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_groups * self.num_prompts_per_group > _MOST_REQUESTS:
+            raise ValueError(f"num_groups times num_prompts_per_group must be at most {_MOST_REQUESTS:,}")
 
     def make(self, rng: np.random.Generator) -> list[Session]:
         """Return one session per request, or with turns one per prompt."""
@@ -122,7 +126,7 @@ class ConversationReplay(
     """
 
     num_conversations: Count = 100
-    shared_system_prompt_len: Annotated[int, msgspec.Meta(ge=0)] = 0
+    shared_system_prompt_len: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
     dynamic_system_prompt_len: Distribution | None = None
     turns_per_conversation: Distribution | None = None
     input_tokens_per_turn: Distribution | None = None
@@ -130,7 +134,7 @@ class ConversationReplay(
     tool_call_latency_sec: Distribution | None = None
     max_model_len: Tokens = MAX_MODEL_LEN
     seed: int | None = None
-    requests: Annotated[int, msgspec.Meta(ge=0)] = 0
+    requests: Annotated[int, msgspec.Meta(ge=0, le=_MOST_REQUESTS)] = 0
 
     def make(self, rng: np.random.Generator) -> list[Session]:
         """Return the conversations, as often as there are requests for."""
@@ -186,9 +190,8 @@ def read_perf(text: str, stage: int = 0) -> tuple[SharedPrefix | ConversationRep
     Its server, metrics and reports are not read.  Raises InvalidInput that names what cannot be played here.
     """
     try:
-        document: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        # A date that is none is a plain ValueError.
+        document = read_document(text, "")
+    except ConfigError as error:
         raise InvalidInput(f"not a configuration of inference-perf: {error}") from None
     try:
         data = document["data"]

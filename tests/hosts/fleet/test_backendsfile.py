@@ -178,3 +178,24 @@ def test_an_entry_that_cannot_be_subscribed_to_is_left_out(fields: str) -> None:
     targets, problems = parse_backends(f"- {{url: 'http://10.0.0.1:8000', {fields}}}".encode(), HERE)
     assert targets == []
     assert "kv_" in str(problems[0])
+
+
+@pytest.mark.parametrize("odd", ["!!bool maybe", "!!int ''", "!!timestamp x", "2026-13-40"])
+def test_a_value_that_cannot_be_read_costs_its_entry_and_no_other(odd: str) -> None:
+    targets, problems = parse_backends(f"- url: {odd}\n- url: http://10.0.0.1:8000\n".encode(), HERE)
+    assert [target.url for target in targets] == ["http://10.0.0.1:8000"]
+    assert [(problem.line, "cannot be read" in problem.message) for problem in problems] == [(1, True)]
+
+
+def test_a_field_that_stands_twice_costs_its_entry() -> None:
+    text = b"- {url: 'http://10.0.0.1:8000', url: 'http://10.0.0.2:8000'}\n- url: http://10.0.0.3:8000\n"
+    targets, problems = parse_backends(text, HERE)
+    assert [target.host for target in targets] == ["10.0.0.3"]
+    assert "duplicate key" in problems[0].message
+
+
+def test_a_few_lines_of_aliases_are_not_read_for_ever() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 20)]
+    with pytest.raises(ConfigError, match="stands for more than"):
+        parse_backends("\n".join([*lines, "backends: [*a19]"]).encode(), HERE)

@@ -378,7 +378,7 @@ class Relay:
         """Look after the request; returns when to look again."""
         clocks = self._plane.settings.clocks
         if clocks.stream_s and now - self._started_at >= clocks.stream_s:
-            self._time_out("DT", is_failure=False)
+            self._end_early("DT", is_failure=False)
             return now
         if self._waiting is not None:
             # How long it may wait is the router's business.
@@ -388,7 +388,7 @@ class Relay:
         if seen != self._seen:
             self._seen, self._quiet_since = seen, now
         elif now - self._quiet_since >= clocks.stream_idle_s:
-            self._time_out("SI", is_failure=not self._has_begun)
+            self._end_early("SI", is_failure=not self._has_begun)
             return now
         answer = self._answer
         if answer is not None and not self._has_begun and now - self._held_at >= clocks.hold_s:
@@ -402,18 +402,14 @@ class Relay:
 
     # ------------------------------------------------------------------ endings: all meet in _record
 
-    def _time_out(self, flag: str, is_failure: bool) -> None:
-        if self._waiting is not None:
-            self._stop_waiting()
-            self._client.answer_error(504, replies.no_answer(self._plane.settings))
-        else:
-            self._stop(flag, 504, is_failure)
-
-    def _stop(self, flag: str, status: int, is_failure: bool) -> None:
+    def _end_early(self, flag: str, is_failure: bool, status: int = 504) -> None:
         """End it wherever it stands, with `status` if nothing was sent yet."""
         self._flags = flag
         self._stop_dialling()
-        if self._has_begun:
+        if self._waiting is not None:
+            self._stop_waiting()
+            self._client.answer_error(504, replies.no_answer(self._plane.settings))
+        elif self._has_begun:
             self._cut(flag, is_failure=is_failure)
         else:
             self._give_up(status, is_failure=is_failure)
@@ -421,7 +417,7 @@ class Relay:
     def fault(self, error: Exception) -> None:
         """A step on the way to the engine raised what nobody foresaw, and nobody else would end the request."""
         log.exception("a request could not be sent", error)
-        self._stop("LR", 500, is_failure=False)
+        self._end_early("LR", is_failure=False, status=500)
 
     def completed(self, is_reusable: bool) -> None:
         """The whole answer went to the client."""
@@ -453,8 +449,7 @@ class Relay:
         self._flags = "OA"
         self._stop_dialling()
         if self._has_begun:
-            refusal = command.refusal
-            self._cut("OA", is_failure=False, said=(refusal.message, str(refusal.reason)))
+            self._cut("OA", is_failure=False, said=(command.refusal.message, str(command.refusal.reason)))
         else:
             self._close_engine()
             answered = self._plane.picker.cut(command, self._head.headers)
@@ -502,11 +497,10 @@ class Relay:
         """Answer for the engines, none of which did."""
         self._close_engine()
         messages = {500: replies.FAULT, 502: replies.BAD_ANSWER, 503: replies.UNREACHABLE}
-        message = messages.get(status) or replies.no_answer(self._plane.settings)
         if self._is_retry:
             self._flags += ",URX"
         self._drop_body()
-        self._client.answer_error(status, message)
+        self._client.answer_error(status, messages.get(status) or replies.no_answer(self._plane.settings))
         self._record(status, is_failure=is_failure)
 
     def _tunnel_ended(self, flags: str, size_bytes: int) -> None:

@@ -17,9 +17,7 @@ from shoal.hosts.backends import read_api_key
 from shoal.hosts.fleet.publishers import kv_addresses
 from shoal.hosts.fleet.targets import Target, join_address, parse_url
 from shoal.kernel import ConfigError
-
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
+from shoal.wire.documents import Loader, check_bounds, check_keys, is_null, plain
 
 _LISTS = ("backends", "endpoints")
 
@@ -48,9 +46,11 @@ def parse_backends(data: bytes, path: Path) -> tuple[list[Target], list[ConfigEr
 
     Raises ConfigError when the document is no list of backends.  Reads the key files that entries name.
     """
-    loader = _Loader(data)
+    loader = Loader(data)
     try:
         root = loader.get_single_node()
+        if root is not None:
+            check_bounds(root, str(path))
         items = _items(root, str(path))
         targets: list[Target] = []
         problems: list[ConfigError] = []
@@ -58,11 +58,12 @@ def parse_backends(data: bytes, path: Path) -> tuple[list[Target], list[ConfigEr
         for position, node in enumerate(items):
             line = node.start_mark.line + 1
             try:
-                target = _target(loader.construct_document(node), path.parent)
+                check_keys(node, "", has_merges=True)
+                target = _target(plain(node), path.parent)
                 key = target.name or target.url
                 if key in lines:
                     raise ConfigError(f"{key!r} is already named in line {lines[key]}")
-            except (ConfigError, msgspec.ValidationError, yaml.YAMLError, ValueError) as error:
+            except (ConfigError, ValueError) as error:
                 problems.append(ConfigError(_reason(error), source=str(path), line=line, path=f"entry {position + 1}"))
                 continue
             lines[key] = line
@@ -97,12 +98,16 @@ def _items(root: yaml.Node | None, source: str) -> list[yaml.Node]:
         if not found.keys() & set(_LISTS):
             hint = near(found, _LISTS)
             raise ConfigError(f"expected a list of backends, or one under `backends:`{hint}", source=source, line=1)
-        return [item for name in _LISTS if name in found for item in _items(found[name], source)]
-    if isinstance(root, yaml.SequenceNode):
-        return list(root.value)
-    if isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null":
+        return [item for name in _LISTS if name in found for item in _list(found[name], source)]
+    return _list(root, source)
+
+
+def _list(node: yaml.Node, source: str) -> list[yaml.Node]:
+    if isinstance(node, yaml.SequenceNode):
+        return list(node.value)
+    if is_null(node):
         return []
-    raise ConfigError("expected a list of backends", source=source, line=root.start_mark.line + 1)
+    raise ConfigError("expected a list of backends", source=source, line=node.start_mark.line + 1)
 
 
 def _target(entry: Any, folder: Path) -> Target:
