@@ -17,7 +17,7 @@ import msgspec
 from shoal.hosts.envoy import BackendTls, EndpointAddress
 from shoal.hosts.envoy.files import write_document
 from shoal.hosts.logs import Log
-from shoal.kernel import ConfigError
+from shoal.kernel import UNREADABLE, ConfigError
 
 log = Log("backends")
 
@@ -153,7 +153,7 @@ def _read(path: Path) -> Backends:
         return msgspec.json.decode(path.read_bytes(), type=Backends)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"cannot be used: {error}", source=str(path)) from None
 
 

@@ -15,6 +15,7 @@ from aiohttp import web
 from shoal.hosts.picker import Picker
 from shoal.hosts.sharing import Places, Sharing
 from shoal.hosts.signals import KvSubscriber
+from shoal.kernel import UNREADABLE
 from shoal.measures import Family, render
 from shoal.routing import Event, Refuse
 from shoal.routing.commands import Cut
@@ -101,7 +102,7 @@ class WorkerAdmin:
     async def _take_events(self, request: web.Request) -> web.Response:
         try:
             events = _events.decode(await request.read())
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNREADABLE as error:
             return web.json_response({"error": str(error)}, status=400)
         for event in events:
             self._on_event(event)
@@ -111,7 +112,7 @@ class WorkerAdmin:
     async def _peers(self, request: web.Request) -> web.Response:
         try:
             places = msgspec.json.decode(await request.read(), type=Places)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNREADABLE as error:
             return web.json_response({"error": str(error)}, status=400)
         self._sharing.follow(places)
         return web.json_response({})
@@ -119,7 +120,7 @@ class WorkerAdmin:
     async def _begin(self, request: web.Request) -> web.Response:
         try:
             teachers = msgspec.json.decode(await request.read(), type=tuple[str, ...])
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNREADABLE as error:
             return web.json_response({"error": str(error)}, status=400)
         await self._sharing.begin(teachers)
         return web.json_response({})
@@ -127,7 +128,7 @@ class WorkerAdmin:
     async def _abort(self, request: web.Request) -> web.Response:
         try:
             event = _aborted.decode(await request.read())
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNREADABLE as error:
             return web.json_response({"error": str(error)}, status=400)
         commands = self._picker.driver.feed(event)
         refused = sum(type(command) is Refuse for command in commands)

@@ -4,7 +4,7 @@ No domain word lives here: nothing in this room knows what a request or an endpo
 """
 
 from shoal.kernel.chance import Chance
-from shoal.kernel.errors import ClockWentBack, ConfigError, InvalidInput, ShoalError
+from shoal.kernel.errors import UNREADABLE, ClockWentBack, ConfigError, InvalidInput, ShoalError
 from shoal.kernel.machine import Machine
 
-__all__ = ["Chance", "ClockWentBack", "ConfigError", "InvalidInput", "Machine", "ShoalError"]
+__all__ = ["UNREADABLE", "Chance", "ClockWentBack", "ConfigError", "InvalidInput", "Machine", "ShoalError"]

@@ -8,6 +8,11 @@
 Refusals of a request are values (`pool.Refusal`), not exceptions.
 """
 
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What reading bytes from outside raises: nested too deep for the interpreter, they raise no error of msgspec's own."""
+
 
 class ShoalError(Exception):
     """Root of every error that Shoal raises on purpose."""

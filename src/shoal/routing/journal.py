@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.kernel import Chance, InvalidInput
+from shoal.kernel import UNREADABLE, Chance, InvalidInput
 from shoal.routing.commands import Command
 from shoal.routing.config import load
 from shoal.routing.events import Event
@@ -87,7 +87,7 @@ def read(data: bytes) -> tuple[Opening, Iterator[Step]]:
         opening = _opening_decoder.decode(next(walk))
     except StopIteration:
         raise InvalidInput("the journal is empty: not even its opening was written") from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise InvalidInput(f"the journal's opening cannot be read: {error}") from error
     return opening, _steps(walk)
 
@@ -96,7 +96,7 @@ def _steps(walk: Iterator[bytes]) -> Iterator[Step]:
     for number, frame in enumerate(walk, 1):
         try:
             yield _step_decoder.decode(frame)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNREADABLE as error:
             raise InvalidInput(f"step {number} of the journal cannot be read: {error}") from error
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.simulation.prompts import UNIT_TOKENS, Prompt
 from shoal.simulation.sessions import Session, Turn
 
@@ -95,7 +95,7 @@ def mooncake(lines: Iterable[bytes], *, rate: float = 1.0, limit: int = 0, has_s
             continue
         try:
             row = decoder.decode(line)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNREADABLE as error:
             raise InvalidInput(f"line {number}: {error}") from error
         _check(row.input_length, number)
         _check(row.output_length, number, "an answer")
@@ -170,7 +170,7 @@ def claude_code(files: Iterable[bytes], *, most_think_s: float = 60.0) -> list[S
     for number, data in enumerate(files, 1):
         try:
             read = decoder.decode(data)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNREADABLE as error:
             raise InvalidInput(f"file {number}: {error}") from error
         if read.block_size % UNIT_TOKENS or read.block_size < UNIT_TOKENS:
             raise InvalidInput(f"file {number}: block_size must be a multiple of {UNIT_TOKENS}, got {read.block_size}")
@@ -208,7 +208,7 @@ def tracelab(lines: Iterable[bytes], *, limit: int = 0, most_think_s: float = 60
         try:
             row = decoder.decode(line)
             begun_s, ended_s = _times(row.timing_events)
-        except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
+        except (*UNREADABLE, ValueError) as error:
             raise InvalidInput(f"line {number}: {error}") from error
         _check(row.input_tokens_total, number)
         _check(row.prefix_tokens, number, "a prefix")

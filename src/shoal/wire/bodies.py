@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.pool import Api
 from shoal.wire.rendering import FIELD, Message, render_content, render_head, render_messages
 from shoal.wire.token_ids import is_id_list, mark_media, pack_ids
@@ -144,7 +144,7 @@ def read_named(body: bytes) -> BodyFacts:
         return BodyFacts()
     try:
         named = _NAMED.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return BodyFacts()
     model = named.model if isinstance(named.model, str) else ""
     return BodyFacts(model, is_streaming=_truth(named.stream), retry_allowed=named.disable_fallbacks is not True)

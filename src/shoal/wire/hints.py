@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from shoal.kernel import UNREADABLE
 from shoal.pool.request import Hints
 
 PRIORITY_HEADER = "x-shoal-priority"
@@ -57,7 +58,7 @@ def _agent_hints(extension: Raw | None) -> _AgentHints | None:
         return None
     try:
         return _DECODER.decode(extension).agent_hints
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return None
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.pool.kvevents import KvCleared, KvEvent, KvRemoved, KvStored, Tier
 
 MAX_PAYLOAD_BYTES = 16 << 20
@@ -151,7 +151,7 @@ _named_batch = msgspec.msgpack.Decoder(_NamedBatch)
 _map = msgspec.msgpack.Decoder(_Map)
 _row = msgspec.msgpack.Decoder(_Row)
 _packed = msgspec.msgpack.Decoder(bytes)
-_UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
+_UNREADABLE = (*UNREADABLE, ValueError, OverflowError)
 
 
 class KvBatch(msgspec.Struct, frozen=True):

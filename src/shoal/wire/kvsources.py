@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.pool.kvevents import KvSource
 
 MAX_RANKS = 256
@@ -42,7 +42,6 @@ class _ServerInfo(msgspec.Struct, gc=False):
 
 _publishers = msgspec.json.Decoder(dict[str, _Publisher | None])
 _server_info = msgspec.json.Decoder(_ServerInfo)
-_UNREADABLE = (msgspec.MsgspecError, RecursionError)
 
 
 def parse_event_sources(body: bytes, host: str) -> tuple[KvSource, ...]:
@@ -52,7 +51,7 @@ def parse_event_sources(body: bytes, host: str) -> tuple[KvSource, ...]:
     """
     try:
         named = _publishers.decode(body)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise InvalidInput(f"/kv_event_sources did not answer an object of publishers: {error}") from None
     found = []
     for name, publisher in named.items():
@@ -74,7 +73,7 @@ def parse_server_info(body: bytes, host: str) -> tuple[KvSource, ...]:
     """
     try:
         said = _server_info.decode(body).kv_events
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise InvalidInput(f"/server_info did not answer an object: {error}") from None
     if said is None or said.publisher not in (None, "zmq"):
         return ()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.pool import ServedModel
 
 MAX_NAMES = 1000
@@ -40,7 +40,7 @@ def parse_models(body: bytes) -> tuple[ServedModel, ...]:
     """
     try:
         entries = _DECODER.decode(body).data
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidInput(f"/v1/models did not answer a model list: {error}") from None
     found: dict[str, ServedModel] = {}
     for entry in entries[:MAX_NAMES]:

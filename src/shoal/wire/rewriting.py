@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.pool import Api
 from shoal.wire.compression import inflate
 from shoal.wire.limits import Limits
@@ -62,7 +62,7 @@ def rewrite(
         return _rewrite_form(body, content_type, model) if model else body
     try:
         top = _TOP.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return body
     edits: list[tuple[Span, bytes]] = []
     added: list[bytes] = []
@@ -87,7 +87,7 @@ def _ask_for_usage(body: bytes, options: Raw, edits: list[tuple[Span, bytes]], a
         return
     try:
         asked = _OPTIONS.decode(options)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return
     if asked.include_usage:
         edits.append((_span(body, asked.include_usage), b"true"))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.kernel import UNREADABLE
 from shoal.wire.sse import MAX_EVENT_BYTES, SseSplitter, data_of
 
 _MARK = b'"usage"'
@@ -92,7 +93,7 @@ class UsageMeter:
     def _loose(self, document: bytes) -> _Document:
         try:
             return _Document(usage=_LOOSE.decode(document).usage)
-        except (msgspec.MsgspecError, RecursionError):
+        except UNREADABLE:
             return _Document()
 
     def _take(self, usage: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from shoal.hosts.admin import rundir
 from shoal.hosts.admin.snapshots import PoolPicture
-from shoal.kernel import ConfigError, ShoalError
+from shoal.kernel import UNREADABLE, ConfigError, ShoalError
 
 
 class NoPool(ConfigError):
@@ -131,7 +131,7 @@ def find_pool(run_dir: str | None, port: int) -> PoolClient:
 def _reason(status: int, body: bytes) -> str:
     try:
         return str(msgspec.json.decode(body, type=dict[str, Any])["error"])
-    except (msgspec.DecodeError, KeyError):
+    except (*UNREADABLE, KeyError):
         return f"the pool answered {status}: {body[:200].decode('utf-8', 'replace')}"
 
 

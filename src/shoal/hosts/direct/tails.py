@@ -8,6 +8,7 @@ import re
 import msgspec
 
 from shoal.hosts.direct.answerheads import AnswerHead
+from shoal.kernel import UNREADABLE
 from shoal.pool import Api
 from shoal.wire import Usage, UsageMeter
 
@@ -72,7 +73,7 @@ def usage_of(answer: AnswerHead, api: Api, first: bytes, tail: bytes) -> Usage:
             found = tail[start + 6 : stop] if start >= 0 and stop > 0 else b""
         try:
             usage = _DOCUMENT.decode(found).usage
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             pass
         else:
             details = usage.prompt_tokens_details

@@ -194,5 +194,7 @@ def read(body: bytes, kind: type[BodyT]) -> BodyT:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
         raise unreadable(error, body) from None
+    except RecursionError:
+        raise unreadable(msgspec.DecodeError("JSON is nested too deep (byte 0)"), body) from None
     except UnicodeDecodeError:
         raise unreadable(msgspec.DecodeError("Invalid UTF-8 (byte 0)"), body) from None

@@ -3,7 +3,7 @@
 import msgspec
 
 from shoal.hosts.engine.kvforms import KvForm
-from shoal.kernel import ConfigError
+from shoal.kernel import UNREADABLE, ConfigError
 
 _SOURCE = "--kv-events-config"
 
@@ -70,7 +70,7 @@ def read_kv_events(text: str) -> KvEvents:
     """Return the configuration that a JSON object names.  Raises ConfigError."""
     try:
         config = msgspec.json.decode(text, type=KvEvents)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{error}", source=_SOURCE) from None
     config.check()
     return config

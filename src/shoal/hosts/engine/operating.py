@@ -2,7 +2,6 @@
 
 import time
 
-import msgspec
 from aiohttp import web
 
 from shoal import __version__
@@ -10,6 +9,7 @@ from shoal.hosts.engine import faults
 from shoal.hosts.engine.bodies import AdapterBody, read
 from shoal.hosts.engine.context import Call, Context
 from shoal.hosts.engine.errors import bad_request
+from shoal.kernel import UNREADABLE
 
 _EXPOSITION = "text/plain; version=1.0.0; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
@@ -97,7 +97,7 @@ async def change_faults(context: Context, call: Call) -> web.StreamResponse:
     """POST /faults: changes the fields that the JSON object names, and returns all."""
     try:
         changed = faults.change(context.box.faults, call.body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise bad_request(f"faults: {error}") from None
     context.box.put(changed)
     context.ranks.change_pace(changed.slow_factor)

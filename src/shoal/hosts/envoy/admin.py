@@ -9,6 +9,8 @@ import re
 import aiohttp
 import msgspec
 
+from shoal.kernel import UNREADABLE
+
 _TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 # What a closed, absent or dying socket raises.
 _UNREACHABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
@@ -48,7 +50,7 @@ class EnvoyAdmin:
         try:
             _, body = await self._call("GET", "/stats", {"filter": pattern, "format": "json"})
             found = msgspec.json.decode(body, type=_Stats)
-        except (*_UNREACHABLE, msgspec.MsgspecError):
+        except (*_UNREACHABLE, *UNREADABLE):
             return {}
         return {stat.name: stat.value for stat in found.stats if stat.name}
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.hosts.envoy.accesslog import RECORD_FIELDS, RECORD_TAG
+from shoal.kernel import UNREADABLE
 from shoal.pool import Outcome
 
 # More tokens than any request can have: a figure above is a mistake or an attack.
@@ -110,7 +111,7 @@ def decode_record(entry: Any) -> Record:
 def _decoded(decode: Callable[[str], T], text: str, otherwise: T) -> T:
     try:
         return decode(text)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (*UNREADABLE, UnicodeError):
         return otherwise
 
 

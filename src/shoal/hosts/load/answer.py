@@ -6,6 +6,8 @@ does not delay the clock of other requests.
 
 import msgspec
 
+from shoal.kernel import UNREADABLE
+
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
@@ -90,7 +92,7 @@ class Answer:
             return self._read_stream()
         try:
             chunk = _decode(self.body)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return Reading()
         return Reading(
             text=_said(chunk), usage=chunk.usage, is_done=chunk.error is None, is_error=chunk.error is not None
@@ -109,7 +111,7 @@ class Answer:
                 continue
             try:
                 chunk = _decode(data)
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 is_error = True
                 continue
             said.append(_said(chunk))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.kernel import UNREADABLE
 from shoal.routing.events import PeerSynced, PeerTaught
 from shoal.routing.news import MAX_NEWS, Name, News, Number, PeerBooked, PeerForgot, PeerLearnt
 
@@ -84,7 +85,7 @@ def told_of(raw: bytes) -> Told:
     """Read what a peer published.  Raises OtherVersion or Garbage."""
     try:
         told = _told.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise _reason(raw, error) from None
     _check(told.version)
     return told
@@ -94,7 +95,7 @@ def ask_of(raw: bytes) -> Ask:
     """Read a question.  Raises OtherVersion or Garbage."""
     try:
         ask = _ask.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise _reason(raw, error) from None
     _check(ask.version)
     return ask
@@ -104,7 +105,7 @@ def answer_of(raw: bytes) -> Answer:
     """Read an answer.  Raises OtherVersion or Garbage."""
     try:
         answer = _answer.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise _reason(raw, error) from None
     _check(answer.version)
     return answer
@@ -133,6 +134,6 @@ def _reason(raw: bytes, error: Exception) -> ValueError:
     """Why bytes could not be read; what another version means by its fields is not known here."""
     try:
         version = _head.decode(raw).version
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except UNREADABLE:
         return Garbage(str(error))
     return OtherVersion(version) if version != VERSION else Garbage(str(error))

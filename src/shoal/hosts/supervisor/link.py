@@ -14,6 +14,7 @@ import msgspec
 from shoal.hosts.admin import Snapshot
 from shoal.hosts.sharing import Places
 from shoal.hosts.supervisor.merging import Family
+from shoal.kernel import UNREADABLE
 from shoal.routing.events import Event, SessionAborted
 
 T = TypeVar("T")
@@ -121,5 +122,5 @@ class WorkerLink:
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WorkerSilent(f"unreadable answer: {error}") from error

@@ -13,7 +13,7 @@ from aiohttp import web
 from shoal.hosts.supervisor.answers import PoolAnswers
 from shoal.hosts.supervisor.merging import CONTENT_TYPE
 from shoal.hosts.supervisor.orders import EndpointOrder, NotFound, Orders, carry_out
-from shoal.kernel import ConfigError, ShoalError
+from shoal.kernel import UNREADABLE, ConfigError, ShoalError
 from shoal.routing.events import SessionAborted
 from shoal.wire.headers import MAX_ID_CHARS
 
@@ -98,7 +98,7 @@ class AdminServer:
     async def _endpoints(self, request: web.Request) -> web.Response:
         try:
             order = msgspec.json.decode(await request.read(), type=EndpointOrder)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ConfigError(f"unreadable order: {error}") from error
         carried = await carry_out(self._orders, order)
         return _json({"op": order.op, **msgspec.structs.asdict(carried)})
@@ -106,7 +106,7 @@ class AdminServer:
     async def _abort(self, request: web.Request) -> web.Response:
         try:
             asked = msgspec.json.decode(await request.read(), type=AbortOrder)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ConfigError(f"unreadable order: {error}") from error
         if not asked.session:
             raise ConfigError("name the session")

@@ -7,6 +7,7 @@ from shoal.hosts.engine.errors import ApiError
 from shoal.hosts.engine.planning import prompts_of, responses_prompt, token_ids
 from shoal.hosts.engine.tokens import Turn, chat
 from shoal.hosts.tokens.prompts import NoTokens, salt_of
+from shoal.kernel import UNREADABLE
 from shoal.pool import Api
 
 
@@ -32,7 +33,7 @@ def tokenise(api: Api, body: bytes) -> tuple[list[bytes], str]:
             case Api.GENERATE:
                 given = msgspec.json.decode(body, type=GenerateBody)
                 return [token_ids(given.token_ids, "token_ids")], salt_of(given.cache_salt)
-    except (ApiError, msgspec.MsgspecError, UnicodeError, RecursionError):
+    except (ApiError, *UNREADABLE, UnicodeError):
         # The engine answers it with a 400.
         raise NoTokens("refused") from None
     raise NoTokens("unsupported")

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from shoal.hosts.tokens.prefixes import PrefixedTokenizer
 from shoal.hosts.tokens.prompts import Chat, Ids, NoTokens, Prompt, Texts
 from shoal.hosts.tokens.templates import ChatTemplate
-from shoal.kernel import ConfigError
+from shoal.kernel import UNREADABLE, ConfigError
 
 MAX_FILE_BYTES = 256 << 20
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -92,7 +92,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(_read(path), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"not a JSON object: {error}", source=str(path)) from None
 
 

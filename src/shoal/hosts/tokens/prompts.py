@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.kernel import InvalidInput
+from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.pool import Api
 from shoal.wire.compression import inflate
 from shoal.wire.limits import BodyTooLarge
@@ -90,7 +90,7 @@ def read_prompt(api: Api, body: bytes) -> Prompt:
     """
     try:
         read = _object.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         raise NoTokens("unreadable") from None
     salt = salt_of(read.get("cache_salt"))
     for name in _UNKNOWN_EFFECT:

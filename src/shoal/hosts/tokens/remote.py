@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.hosts.backends import PLAIN, Backend
 from shoal.hosts.tokens.prompts import Chat, Ids, NoTokens, Prompt, Texts
-from shoal.kernel import InvalidInput
+from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.pool import Api
 from shoal.wire.token_ids import pack_ids
 
@@ -215,7 +215,7 @@ def _read_render(data: bytes) -> Rendered:
         read = _render_answer.decode(data)
         answers = read if isinstance(read, list) else [read]
         ids = [pack_ids(answer.token_ids) for answer in answers]
-    except (msgspec.MsgspecError, InvalidInput, RecursionError):
+    except (*UNREADABLE, InvalidInput):
         raise NoTokens("bad-answer") from None
     if not ids:
         raise NoTokens("bad-answer")
@@ -239,5 +239,5 @@ def _media(features: _Features, tokens: int) -> list[tuple[str, int, int]]:
 def _read_tokenize(data: bytes) -> bytes:
     try:
         return pack_ids(_tokenize_answer.decode(data).tokens)
-    except (msgspec.MsgspecError, InvalidInput, RecursionError):
+    except (*UNREADABLE, InvalidInput):
         raise NoTokens("bad-answer") from None
