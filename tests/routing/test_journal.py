@@ -98,3 +98,12 @@ def test_bytes_that_are_no_journal_are_refused_and_never_crash(garbage: bytes) -
 def test_a_frame_that_claims_too_much_is_refused() -> None:
     with pytest.raises(InvalidInput, match="limit"):
         list(frames(MAGIC + b"\xff\xff\xff\xff"))
+
+
+def test_a_frame_that_is_nested_too_deep_cannot_be_read() -> None:
+    frame = b"\x91" * 100_000 + b"\xc0"
+    with pytest.raises(InvalidInput, match="opening cannot be read"):
+        read(MAGIC + len(frame).to_bytes(4, "little") + frame)
+    _, steps = read(MAGIC + encode(Opening(1, "", False)) + len(frame).to_bytes(4, "little") + frame)
+    with pytest.raises(InvalidInput, match="step 1"):
+        list(steps)

@@ -180,3 +180,14 @@ def test_pauses_of_rounds_do_not_depend_on_where_they_are_read(monkeypatch: pyte
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+def test_what_is_nested_too_deep_names_its_place() -> None:
+    deep = b'{"more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    for read, place in (
+        (traces.mooncake, "line 1"),
+        (traces.tracelab, "line 1"),
+        (traces.claude_code, "file 1"),
+    ):
+        with pytest.raises(InvalidInput, match=place):
+            read([deep])

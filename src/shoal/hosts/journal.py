@@ -1,9 +1,11 @@
 """Writes the journal off the event loop: bounded memory, bounded files.
 
-Owns the files and the thread.  When the disk cannot keep up, steps are dropped and counted, and the file is closed: a
-journal with a hole cannot be replayed, so a new one begins with the next start.
+Owns the files and the thread.  While the disk takes nothing, steps wait in memory and go on where the file was left.
+When more wait than may, recording stops and says so: a journal with a hole cannot be replayed, so a new one begins with
+the next start.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -17,8 +19,10 @@ from shoal.routing.journal import MAGIC, Opening, Step, encode
 log = logging.getLogger("shoal.journal")
 
 MAX_QUEUED_FRAMES = 50_000
+MAX_QUEUED_BYTES = 64 << 20
 # How long a step may stay in memory: to wake the thread for each costs ten times its encoding.
 WRITE_EVERY_S = 0.1
+_BATCH_BYTES = 1 << 18
 
 
 class JournalWriter:
@@ -36,8 +40,10 @@ class JournalWriter:
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._frames: deque[bytes] = deque()
+        # Two counts, for each has one thread that writes it.
+        self._queued_bytes = self._taken_bytes = 0
         self._closing = threading.Event()
-        self._is_full = False
+        self._is_full = self._is_stuck = False
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
 
@@ -45,49 +51,103 @@ class JournalWriter:
         """Take one step; encoding happens here, writing elsewhere."""
         if self._is_full:
             return
-        if len(self._frames) >= MAX_QUEUED_FRAMES:
+        if len(self._frames) >= MAX_QUEUED_FRAMES or self._queued_bytes - self._taken_bytes >= MAX_QUEUED_BYTES:
             self._is_full = True
-            log.warning("journal stopped: the disk is slower than the traffic; it begins anew with the next start")
+            why = "takes nothing" if self._is_stuck else "is slower than the traffic"
+            log.error("journal stopped for good: the disk %s; a new one begins with the next start", why)
             return
-        self._frames.append(encode(Step(now, event, commands)))
+        frame = encode(Step(now, event, commands))
+        self._queued_bytes += len(frame)
+        self._frames.append(frame)
 
     def close(self) -> None:
         """Write what is queued and close the file."""
-        self._is_full = True
         self._closing.set()
         self._thread.join(timeout=10.0)
+        self._is_full = True
 
     def path(self, part: int) -> Path:
         """The file of a part."""
         suffix = f".{part}" if part else ""
         return self._directory / f"{self._stem}{suffix}.journal"
 
+    # ------------------------------------------------------------------ on the thread
+
     def _write(self) -> None:
-        try:
-            for part in range(self._max_files):
-                if not self._write_part(part):
-                    return
-            self._is_full = True
-            log.warning("journal is full: %d files of %d bytes; recording stopped", self._max_files, self._max_bytes)
-        except OSError as error:
-            self._is_full = True
-            log.error("journal stopped: %s", error)
+        part = 0
+        while part < self._max_files and self._write_part(part):
+            part += 1
+        if part == self._max_files and not self._is_full:
+            log.warning("journal is full: %d files of %d bytes; recording stopped", part, self._max_bytes)
+        self._is_full = True
+        self._frames.clear()
 
     def _write_part(self, part: int) -> bool:
         """Fill one file; returns whether there is more to write."""
         opening = Opening(
             self._opening.seed, self._opening.config_text, self._opening.shares_pool, part, self._opening.run
         )
-        descriptor = os.open(self.path(part), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb", buffering=1 << 16) as file:
-            written = file.write(MAGIC) + file.write(encode(opening))
-            # Who looks at once finds a journal, if one without steps.
-            file.flush()
-            while written < self._max_bytes:
-                is_closing = self._closing.wait(WRITE_EVERY_S)
-                while self._frames and written < self._max_bytes:
-                    written += file.write(self._frames.popleft())
-                file.flush()
-                if is_closing and not self._frames:
+        descriptor = -1
+        # Who looks at once finds a journal, if one without steps.
+        batch, written = MAGIC + encode(opening), 0
+        is_closing = False
+        try:
+            while True:
+                try:
+                    if descriptor < 0:
+                        descriptor = os.open(self.path(part), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                    _put(descriptor, batch, written)
+                    written, batch = written + len(batch), b""
+                    self._goes_on()
+                except OSError as error:
+                    self._stick(error)
+                    if is_closing:
+                        return False
+                if not batch and written >= self._max_bytes:
+                    return True
+                if is_closing and not batch and not self._frames:
                     return False
-        return True
+                if batch or not self._frames:
+                    is_closing = self._closing.wait(WRITE_EVERY_S)
+                if self._is_full and not is_closing and batch:
+                    return False
+                if not batch:
+                    batch = self._next(self._max_bytes - written)
+        finally:
+            if descriptor >= 0:
+                _end(descriptor, written)
+
+    def _next(self, most_bytes: int) -> bytes:
+        """Take what is written next: whole frames, the last of which may go over `most_bytes`."""
+        frames, size = [], 0
+        while self._frames and size < min(most_bytes, _BATCH_BYTES):
+            frames.append(self._frames.popleft())
+            size += len(frames[-1])
+        self._taken_bytes += size
+        return b"".join(frames)
+
+    def _stick(self, error: OSError) -> None:
+        if not self._is_stuck:
+            self._is_stuck = True
+            log.error("journal cannot be written: %s; steps wait in memory until it can", error)
+
+    def _goes_on(self) -> None:
+        if self._is_stuck:
+            self._is_stuck = False
+            log.warning("journal goes on without a hole")
+
+
+def _put(descriptor: int, data: bytes, at: int) -> None:
+    """Write all of `data`; after an error the same can be written there again.  Raises OSError."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, at)
+        view, at = view[count:], at + count
+
+
+def _end(descriptor: int, size: int) -> None:
+    """Close the file behind its last whole frame."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, size)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)

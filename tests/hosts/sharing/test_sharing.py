@@ -318,3 +318,10 @@ def test_news_are_cut_into_messages_that_fit(count: int) -> None:
         told = messages.Told(messages.VERSION, "run", "name", 1, each)
         assert len(messages.encode(told)) < messages.MAX_MESSAGE_BYTES
         assert messages.told_of(messages.encode(told)) == told
+
+
+def test_what_is_nested_too_deep_is_garbage() -> None:
+    deep = messages.encode([messages.VERSION, "run", "name", 0, (), False, 0])[:-1] + b"\x91" * 100_000 + b"\xc0"
+    for read in (messages.told_of, messages.ask_of, messages.answer_of):
+        with pytest.raises(messages.Garbage):
+            read(deep)
