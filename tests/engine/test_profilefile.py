@@ -32,6 +32,10 @@ def test_numbers_may_stand_as_other_tools_write_them() -> None:
         (WRITTEN.replace("flops_ratio: ", "flops_ratio: -"), "flops_ratio must be above 0"),
         (WRITTEN.replace("block_size: 16", "block_size: 20"), "multiple of 16"),
         (WRITTEN.replace("num_blocks: ", "num_blocks: many # "), "num_blocks"),
+        (WRITTEN.replace("num_blocks: ", "num_blocks: 1" + "0" * 400 + " # "), "num_blocks must be above 0, up to"),
+        (WRITTEN.replace("overhead_s: ", "overhead_s: 1.0e+25 # "), "overhead_s must be 0 or more, up to 1e"),
+        (WRITTEN.replace("flops_ratio: ", "flops_ratio: 1.0e-200 # "), "a step for one token would take"),
+        (WRITTEN + "block_size: 32\n", "duplicate key"),
     ],
 )
 def test_what_no_engine_is_is_refused(text: str, said: str) -> None:

@@ -132,3 +132,19 @@ def test_a_run_that_is_recorded_and_played_again_finds_as_much_in_its_caches() -
     assert played.prompt_tokens == result.prompt_tokens
     assert played.hit_ratio == pytest.approx(result.hit_ratio, abs=0.01)
     assert played.ttft_mean_s == pytest.approx(result.ttft_mean_s, rel=0.1)
+
+
+def test_hashes_that_are_cut_and_times_that_cannot_be_are_refused() -> None:
+    cut = (1.0, Arrived(Request(id="r1", prompt_tokens=900), b"123"))
+    with pytest.raises(InvalidInput, match="are cut"):
+        recorded.journal([written([cut])])
+    far = [arrived(1, 0.0, OPENING, "a"), arrived(2, 1e300, OPENING, "b")]
+    with pytest.raises(InvalidInput, match="more than 100 days"):
+        recorded.journal([written(far)])
+
+
+def test_lengths_that_no_prompt_has_are_cut() -> None:
+    huge = Request(id="r1", prompt_tokens=1 << 60, max_output_tokens=-5)
+    (session,) = recorded.journal([written([(0.0, Arrived(huge, OPENING.hashes())), *ended(1, 1.0, 1 << 60)])])
+    (turn,) = turns(session)
+    assert (turn.prompt.tokens, turn.output_tokens, turn.max_tokens) == (4_000_000, 4_000_000, 0)

@@ -95,7 +95,7 @@ def test_mooncake_rows_that_continue_each_other_are_sessions_and_keep_their_paus
     ]
     lines = [json.dumps(row).encode() for row in rows]
     sessions = traces.mooncake(lines, rate=3.0, has_sessions=True)
-    assert [(session.arrives_s, len(turns(session))) for session in sessions] == [(2.0, 1), (2.0, 2), (3.0, 1)]
+    assert [(session.arrives_s, len(turns(session))) for session in sessions] == [(0.0, 1), (0.0, 2), (1.0, 1)]
     first, second = turns(sessions[1])
     assert (first.at_s, second.at_s) == (0.0, 3.0)
     assert len(traces.mooncake(lines)) == 4
@@ -191,3 +191,34 @@ def test_what_is_nested_too_deep_names_its_place() -> None:
     ):
         with pytest.raises(InvalidInput, match=place):
             read([deep])
+
+
+def test_a_trace_begins_with_its_first_time_whatever_that_is() -> None:
+    rows = [
+        b'{"timestamp": %d, "input_length": 9, "output_length": 1}' % at
+        for at in (1_700_000_002_000, 1_700_000_000_000)
+    ]
+    assert [session.arrives_s for session in traces.mooncake(rows)] == [2.0, 0.0]
+    table = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,9,1\n2023-11-16 18:17:01,9,1\n"
+    assert [session.arrives_s for session in traces.azure(table, rate=2.0)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("has_sessions", [False, True])
+def test_times_that_a_run_would_never_come_to_are_refused(has_sessions: bool) -> None:
+    rows = [
+        b'{"timestamp": %s, "input_length": %d, "output_length": 1, "hash_ids": [1]}' % (at, 600 + n)
+        for n, at in enumerate((b"0", b"1e300"))
+    ]
+    with pytest.raises(InvalidInput, match="more than 100 days"):
+        traces.mooncake(rows, has_sessions=has_sessions)
+    with pytest.raises(InvalidInput, match="more than 100 days"):
+        traces.azure("TIMESTAMP,ContextTokens,GeneratedTokens\n0001-01-01 00:00:00,1,1\n9999-12-31 00:00:00,1,1\n")
+
+
+def test_blocks_larger_than_any_prompt_are_refused_and_ids_behind_it_cost_nothing() -> None:
+    text = '{"id": "a", "block_size": %d, "requests": [{"in": 40, "out": 1, "hash_ids": [%s]}]}'
+    with pytest.raises(InvalidInput, match="block_size"):
+        traces.claude_code([(text % (1 << 60, "1")).encode()])
+    (session,) = traces.claude_code([(text % (16 * 250_000, ",".join("1" * 20_000))).encode()])
+    (turn,) = turns(session)
+    assert turn.prompt.tokens == 40

@@ -12,7 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress
 
-from shoal.kernel import ConfigError, InvalidInput
+from shoal.cli.inputs import read_files
+from shoal.kernel import InvalidInput
 from shoal.routing.journal import Opening, Step, read, replay
 
 EXAMPLES = """\
@@ -22,6 +23,7 @@ examples:
 """
 
 MAX_JOURNAL_BYTES = 4 << 30
+"""Of all parts together, which are held in memory."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -60,9 +62,9 @@ def _parts(files: list[Path]) -> tuple[Opening, Iterator[Step]]:
     """Read the parts in order.  Raises InvalidInput when one is no journal, is missing, or is of another run."""
     first: Opening | None = None
     parts: list[Iterator[Step]] = []
-    for number, path in enumerate(files):
+    for number, (path, data) in enumerate(zip(files, read_files(files, MAX_JOURNAL_BYTES), strict=True)):
         try:
-            opening, more = read(_bytes_of(path))
+            opening, more = read(data)
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error}") from error
         if opening.part != number:
@@ -73,12 +75,3 @@ def _parts(files: list[Path]) -> tuple[Opening, Iterator[Step]]:
         parts.append(more)
     assert first is not None
     return first, chain.from_iterable(parts)
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_JOURNAL_BYTES:
-            raise InvalidInput(f"is larger than {MAX_JOURNAL_BYTES} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None

@@ -6,26 +6,29 @@ Owns where they are looked for, and how much of them is read.
 import lzma
 import tarfile
 import zlib
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+from shoal.cli.inputs import read_files
 from shoal.kernel import ConfigError, InvalidInput
 from shoal.simulation import Experiment, Session, read_experiment
 from shoal.simulation.experiment import Perf, Trace, sessions_of, with_perf
 
 __all__ = ["MAX_TRACE_BYTES", "beside", "experiment_of", "read_journal_files", "read_text", "recorded_sessions"]
 
-# A trace is read whole.
 MAX_TRACE_BYTES = 2 << 30
+"""Of all files of a trace, or of all journals, together: they are held in memory."""
+
+_MAX_TEXT_BYTES = 16 << 20
 _SUFFIXES = {"claude-code": ".json", "journal": ".journal"}
 
 
 def read_text(path: Path) -> str:
     """Return a file's text.  Raises ConfigError."""
+    (data,) = read_files((path,), _MAX_TEXT_BYTES)
     try:
-        return path.read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+        return data.decode()
     except UnicodeDecodeError:
         raise ConfigError("is no text in UTF-8", source=str(path)) from None
 
@@ -63,9 +66,9 @@ def _read(trace: Trace, path: Path) -> list[Session]:
         raise InvalidInput(f"{path}: {error}") from error
 
 
-def read_journal_files(path: Path) -> list[bytes]:
-    """Return a journal's file, or all of a folder.  Raises ConfigError or InvalidInput."""
-    return _files(path, Trace(path=str(path), format="journal"))
+def read_journal_files(paths: Iterable[Path]) -> list[bytes]:
+    """Return journals' files; a folder stands for all in it.  Raises ConfigError or InvalidInput."""
+    return read_files([each for path in paths for each in _found(path, _SUFFIXES["journal"])], MAX_TRACE_BYTES)
 
 
 def _files(path: Path, trace: Trace) -> list[bytes]:
@@ -73,24 +76,26 @@ def _files(path: Path, trace: Trace) -> list[bytes]:
     suffix = _SUFFIXES.get(trace.format, "")
     limit = trace.last if trace.format == "claude-code" else 0
     try:
-        if path.is_dir() and suffix:
-            found = sorted(each for each in path.iterdir() if each.name.endswith(suffix))[: limit or None]
-            if not found:
-                raise ConfigError(f"has no file that ends in {suffix}", source=str(path))
-            return [_bounded(each) for each in found]
-        if suffix == ".json" and tarfile.is_tarfile(path):
+        if suffix == ".json" and path.is_file() and tarfile.is_tarfile(path):
             return _packed(path, suffix, limit)
-        return [_bounded(path)]
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise InvalidInput(f"the archive is damaged or not whole: {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}", source=str(path)) from None
+    return read_files(_found(path, suffix)[: limit or None], MAX_TRACE_BYTES)
 
 
-def _bounded(path: Path) -> bytes:
-    if path.stat().st_size > MAX_TRACE_BYTES:
-        raise InvalidInput(f"larger than {MAX_TRACE_BYTES} bytes")
-    return path.read_bytes()
+def _found(path: Path, suffix: str) -> list[Path]:
+    """Return the files that a path stands for, in order."""
+    if not (suffix and path.is_dir()):
+        return [path]
+    try:
+        found = sorted(each for each in path.iterdir() if each.name.endswith(suffix))
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+    if not found:
+        raise ConfigError(f"has no file that ends in {suffix}", source=str(path))
+    return found
 
 
 def _packed(path: Path, suffix: str, limit: int) -> list[bytes]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.simulation.fit import Fit
     from shoal.simulation.observed import Pool, Seen
 
-__all__ = ["add_parser", "check_scipy", "chosen", "fitted", "journal_bytes", "read_journals", "show_fit"]
+__all__ = ["add_parser", "check_scipy", "chosen", "fitted", "read_journals", "show_fit"]
 
 _EXAMPLES = """\
 examples:
@@ -102,18 +102,12 @@ def check_scipy() -> None:
         raise ConfigError("needs SciPy: pip install 'shoal[twin]'", source="shoal twin fit") from None
 
 
-def journal_bytes(paths: Sequence[Path]) -> list[bytes]:
-    """Return the contents of journals; a folder stands for all in it.  Raises ConfigError or InvalidInput."""
-    from shoal.cli.twin_files import read_journal_files
-
-    return [data for path in paths for data in read_journal_files(path)]
-
-
 def read_journals(paths: Sequence[Path]) -> "Pool":
     """Return what journals say of their pool.  Raises ConfigError or InvalidInput."""
+    from shoal.cli.twin_files import read_journal_files
     from shoal.simulation.observed import observe
 
-    return observe(journal_bytes(paths))
+    return observe(read_journal_files(paths))
 
 
 def chosen(pool: "Pool", names: Sequence[str]) -> "list[Seen]":

@@ -60,8 +60,8 @@ def _run(args: argparse.Namespace) -> int:
     import msgspec
 
     from shoal.cli.profiles import profile_named
-    from shoal.cli.twin_files import read_text
-    from shoal.cli.twin_fit import check_scipy, fitted, journal_bytes, show_fit
+    from shoal.cli.twin_files import read_journal_files, read_text
+    from shoal.cli.twin_fit import check_scipy, fitted, show_fit
     from shoal.routing.config import load
     from shoal.simulation.replay import as_recorded, day_of, moves, nodes_of, play
 
@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
     profile = profile_named(args.profile or args.base, "--profile" if args.profile else "--base")
     if not args.profile:
         check_scipy()
-    day = day_of(journal_bytes(args.journal))
+    day = day_of(read_journal_files(args.journal))
     console = Console() if sys.stdout.isatty() else Console(width=140)
     factors: dict[str, float] = {}
     if not args.profile:

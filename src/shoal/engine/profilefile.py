@@ -3,18 +3,20 @@
 Owns the form, a YAML mapping of `Profile`'s fields with `kind: EngineProfile`.  Reads no file: a host gives the text.
 """
 
-import math
 from typing import Any
 
 import msgspec
 import yaml
 
 from shoal.engine.profiles import Profile
+from shoal.engine.steptime import StepTime
 from shoal.kernel import ConfigError
 from shoal.wire.documents import read_document
 
 KIND = "EngineProfile"
 
+_MAX_FIGURE = 1e24
+_MAX_STEP_S = 3600.0
 _MAY_BE_ZERO = frozenset(
     (
         *("expert_bytes", "expert_ratio", "flops_per_pair", "kv_bytes_per_token", "stored_bytes_per_token"),
@@ -46,9 +48,12 @@ def check_profile(profile: Profile, source: str) -> None:
     for name, value in msgspec.structs.asdict(profile).items():
         if isinstance(value, str):
             continue
-        least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
-        if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
-            raise ConfigError(f"{name} must be {least}, got {value:g}", source=source)
+        least = f"{'0 or more' if name in _MAY_BE_ZERO else 'above 0'}, up to {_MAX_FIGURE:g}"
+        if not value <= _MAX_FIGURE or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+            raise ConfigError(f"{name} must be {least}, got {float(min(value, 1e300)):g}", source=source)
+    step_s = StepTime(profile).seconds(sequences=1, tokens=1, context_tokens=1, pairs=1.0)
+    if not step_s <= _MAX_STEP_S:
+        raise ConfigError(f"a step for one token would take {step_s:g} s; it may be {_MAX_STEP_S:g}", source=source)
     if profile.block_size % 16:
         raise ConfigError(f"block_size must be a multiple of 16, got {profile.block_size}", source=source)
 

@@ -4,13 +4,14 @@ Owns encoding, decoding and replay, all pure.  Files, rotation and the writing t
 block hashes and counts, never prompt text.
 """
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from shoal.kernel import UNREADABLE, Chance, InvalidInput
+from shoal.kernel import UNREADABLE, Chance, InvalidInput, ShoalError
 from shoal.routing.commands import Command
 from shoal.routing.config import load
 from shoal.routing.events import Event
@@ -95,9 +96,12 @@ def read(data: bytes) -> tuple[Opening, Iterator[Step]]:
 def _steps(walk: Iterator[bytes]) -> Iterator[Step]:
     for number, frame in enumerate(walk, 1):
         try:
-            yield _step_decoder.decode(frame)
+            step = _step_decoder.decode(frame)
         except UNREADABLE as error:
             raise InvalidInput(f"step {number} of the journal cannot be read: {error}") from error
+        if not math.isfinite(step.now):
+            raise InvalidInput(f"step {number} of the journal has no time")
+        yield step
 
 
 def replay(opening: Opening, steps: Iterable[Step]) -> tuple[int, Difference | None]:
@@ -105,7 +109,12 @@ def replay(opening: Opening, steps: Iterable[Step]) -> tuple[int, Difference | N
     router = Router(load(opening.config_text, "journal"), Chance(opening.seed), shares_pool=opening.shares_pool)
     number = 0
     for number, step in enumerate(steps, 1):
-        replayed = router.handle(step.event, step.now)
+        try:
+            replayed = router.handle(step.event, step.now)
+        except ShoalError:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"step {number}: no router can take it: {error!r}") from error
         if _encoder.encode(replayed) != _encoder.encode(step.commands):
             return number - 1, Difference(number, step.now, step.event, step.commands, replayed)
     return number, None

@@ -23,14 +23,14 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     kind: Literal["closed", "constant", "poisson", "gamma", "bursty", "diurnal"] = "closed"
-    rate_per_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    concurrency: Annotated[int, msgspec.Meta(ge=1)] = 32
-    cv: Annotated[float, msgspec.Meta(gt=0, le=100)] = 3.0
-    peak: Annotated[float, msgspec.Meta(ge=1)] = 4.0
-    burst_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    burst_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2
+    rate_per_s: Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)] = 1.0
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 32
+    cv: Annotated[float, msgspec.Meta(ge=1e-3, le=100)] = 3.0
+    peak: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 4.0
+    burst_s: Annotated[float, msgspec.Meta(ge=1e-3, le=1e7)] = 10.0
+    burst_share: Annotated[float, msgspec.Meta(ge=1e-6, lt=1)] = 0.2
     swing: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
-    period_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+    period_s: Annotated[float, msgspec.Meta(ge=1e-3, le=1e9)] = 600.0
 
     def __post_init__(self) -> None:
         if self.kind == "bursty" and self.peak * self.burst_share > 1.0:

@@ -14,12 +14,13 @@ from shoal.routing.config import load
 from shoal.simulation import fleets, recorded, traces
 from shoal.simulation.arrivals import Arrivals
 from shoal.simulation.cluster import Cluster, ClusterConfig, Places
-from shoal.simulation.fleets import Group, Store
+from shoal.simulation.fleets import Factor, Group, Store
 from shoal.simulation.inferenceperf import read_perf
 from shoal.simulation.loop import Rank
 from shoal.simulation.nodes import NodeConfig
 from shoal.simulation.results import Result, Sample, summarise
 from shoal.simulation.sessions import Session
+from shoal.simulation.talks import Seconds
 from shoal.simulation.timeline import Timeline
 from shoal.simulation.workloads import Recipe
 from shoal.wire.documents import read_document
@@ -35,7 +36,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     path: str
     format: Literal["mooncake", "azure", "claude-code", "tracelab", "journal"]
     has_sessions: bool = False
-    rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    rate: Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)] = 1.0
     limit: Annotated[int, msgspec.Meta(ge=0)] = 0
     skip: Annotated[int, msgspec.Meta(ge=0)] = 0
 
@@ -62,17 +63,17 @@ class Perf(
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who sends a share of the sessions.  share: against the others'.  headers: of each of its requests."""
 
-    share: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    share: Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)] = 1.0
     headers: dict[str, str] = {}
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that happens to an engine.  factor: for `slow`."""
 
-    at_s: Annotated[float, msgspec.Meta(ge=0)]
+    at_s: Seconds
     what: Literal["kill", "revive", "slow"]
     endpoint: str
-    factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    factor: Factor = 1.0
 
 
 class RouterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +81,7 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     config: str = ""
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
-    gossip_s: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+    gossip_s: Seconds = 0.01
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,7 +146,7 @@ def at_load(experiment: Experiment, load: float) -> Experiment:
     Raises ConfigError for a load that cannot be.
     """
     unit = load_unit(experiment)
-    if not 0 < load < 1e9 or (unit == "clients" and load != int(load)):
+    if not 1e-6 <= load < 1e9 or (unit == "clients" and load != int(load)):
         raise ConfigError(f"a load must be a number of {unit} above 0, got {load:g}", source="--load")
     if isinstance(experiment.workload, Trace) and unit == "times as recorded":
         return msgspec.structs.replace(experiment, workload=msgspec.structs.replace(experiment.workload, rate=load))

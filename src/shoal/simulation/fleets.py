@@ -14,6 +14,11 @@ from shoal.kernel import ConfigError
 from shoal.simulation.nodes import NodeConfig
 
 MAX_NODES = 20_000
+Factor = Annotated[float, msgspec.Meta(ge=1e-3, le=1e4)]
+"""How many times as long an engine takes."""
+
+_MAX_GB = 1e9
+_Speed = Annotated[float, msgspec.Meta(ge=1e-3, le=1e6)]
 PROFILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
@@ -31,14 +36,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 4
     profile: str | Profile = "h100-8b"
-    blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
-    slow_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    blocks: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
+    slow_factor: Factor = 1.0
     labels: dict[str, str] = {}
-    cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    host_gb: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    host_gb_per_s: Annotated[float, msgspec.Meta(gt=0)] = 50.0
-    ssd_gb: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    ssd_gb_per_s: Annotated[float, msgspec.Meta(gt=0)] = 6.0
+    cost_per_hour: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    host_gb: Annotated[float, msgspec.Meta(ge=0, le=_MAX_GB)] = 0.0
+    host_gb_per_s: _Speed = 50.0
+    ssd_gb: Annotated[float, msgspec.Meta(ge=0, le=_MAX_GB)] = 0.0
+    ssd_gb_per_s: _Speed = 6.0
     speculation: Annotated[float, msgspec.Meta(ge=1, le=16)] = 1.0
     mode: Literal["step", "aggregate"] = "step"
 
@@ -46,8 +51,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """KV blocks that all engines share.  gb_per_s: how fast KV comes from it, to each engine."""
 
-    gb: Annotated[float, msgspec.Meta(gt=0)]
-    gb_per_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    gb: Annotated[float, msgspec.Meta(gt=0, le=_MAX_GB)]
+    gb_per_s: _Speed = 10.0
 
 
 def check_fleet(fleet: tuple[Group, ...], store: Store | None, source: str) -> None:

@@ -19,7 +19,8 @@ from shoal.prefix.hashing import REACH
 from shoal.routing import Arrived, Ended, Recorded
 from shoal.routing.journal import Opening, Step, read
 from shoal.simulation.prompts import UNIT_TOKENS, Prompt
-from shoal.simulation.sessions import Session, Turn
+from shoal.simulation.sessions import Session, Turn, since_first
+from shoal.simulation.traces import MAX_TOKENS
 
 Hashes = npt.NDArray[np.uint64]
 Pieces = tuple[tuple[int, int], ...]
@@ -50,7 +51,7 @@ class Asked:
     def tokens(self) -> int:
         """Tokens of the prompt as the router knew them, and never fewer than its hashes cover."""
         covered = REACH[len(self.hashes)] * BLOCK_TOKENS
-        return max(1, self.request.prompt_tokens, covered if len(self.hashes) > 1 else 0)
+        return min(max(1, self.request.prompt_tokens, covered if len(self.hashes) > 1 else 0), MAX_TOKENS)
 
 
 def open_journals(files: Iterable[bytes]) -> Iterator[tuple[Opening, Iterator[Step]]]:
@@ -71,7 +72,10 @@ def asked(files: Iterable[bytes]) -> list[Asked]:
             event = step.event
             if isinstance(event, Arrived):
                 request = event.request
-                hashes = read_blocks(event.blocks)
+                try:
+                    hashes = read_blocks(event.blocks)
+                except ValueError:
+                    raise InvalidInput(f"the hashes of request {request.id[:80]!r} are cut") from None
                 hashes = hashes[hashes != 0][: len(REACH) - 1]
                 if request.has_body and (len(hashes) or request.prompt_tokens):
                     found[request.id] = Asked(request, hashes, step.now)
@@ -97,15 +101,17 @@ def journal(files: Iterable[bytes], *, rate: float = 1.0, limit: int = 0) -> lis
     lengths = [each.outcome.completion_tokens for each in requests if each.outcome and each.outcome.completion_tokens]
     usual = median_low(lengths) if lengths else 1
     known: dict[int, Pieces] = {}
-    start = requests[0].arrived_s
+    since_first([each.arrived_s for each in requests], 1.0)
+    chains = _chains(requests, known)
+    times_s = since_first([chain[0].arrived_s for chain in chains], rate)
     return [
         Session(
             chain[0].request.session_id or chain[0].request.id,
             partial(_turns, chain, known, usual),
-            arrives_s=(chain[0].arrived_s - start) / rate,
+            arrives_s=at,
             tenant=chain[0].request.tenant_id,
         )
-        for chain in _chains(requests, known)
+        for chain, at in zip(chains, times_s, strict=True)
     ]
 
 
@@ -157,7 +163,8 @@ def _turns(chain: tuple[Asked, ...], known: dict[int, Pieces], usual: int) -> It
     pauses = [0.0] + [max(0.0, after.arrived_s - (one.ended_s or one.arrived_s)) for one, after in pairwise(chain)]
     for each, think_s in zip(chain, pauses, strict=True):
         said = each.outcome.completion_tokens if each.outcome is not None else None
-        yield Turn(_prompt(each, known), said or usual, think_s, each.request.max_output_tokens or 0)
+        said = min(max(1, said or usual), MAX_TOKENS)
+        yield Turn(_prompt(each, known), said, think_s, max(0, each.request.max_output_tokens or 0))
 
 
 def _prompt(each: Asked, known: dict[int, Pieces]) -> Prompt:

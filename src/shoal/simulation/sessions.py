@@ -3,11 +3,15 @@
 Owns the form; which sessions there are is the workloads'.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from shoal.kernel import InvalidInput
 from shoal.simulation.prompts import Prompt
+
+MAX_SPAN_S = 100 * 86_400.0
+"""Longest time that a recording may cover: the fleet is simulated in all of it."""
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -46,3 +50,16 @@ class Session(NamedTuple):
     model: str = "m"
     adapter: str = ""
     headers: Mapping[str, str] = _NONE
+
+
+def since_first(times_s: Sequence[float], rate: float) -> list[float]:
+    """Return when what was recorded at these times happens in a run that begins with the first of them.
+
+    rate: how much faster.  Raises InvalidInput when they cover more than MAX_SPAN_S then.
+    """
+    first = min(times_s, default=0.0)
+    times = [(at - first) / rate for at in times_s]
+    if not all(0.0 <= at <= MAX_SPAN_S for at in times):
+        days = MAX_SPAN_S / 86_400
+        raise InvalidInput(f"its times cover more than {days:.0f} days; is one of them wrong, or of another unit?")
+    return times

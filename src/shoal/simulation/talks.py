@@ -15,7 +15,7 @@ from shoal.simulation.sessions import Turn
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000_000)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=4_000_000)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=10_000_000)]
 Range = tuple[Tokens, Tokens]
 """From, to: both ends are drawn too."""
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shoal.kernel import UNREADABLE, InvalidInput
 from shoal.simulation.prompts import UNIT_TOKENS, Prompt
-from shoal.simulation.sessions import Session, Turn
+from shoal.simulation.sessions import Session, Turn, since_first
 
 MAX_TOKENS = 4_000_000
 """Longest prompt that is believed."""
@@ -78,7 +78,7 @@ class _Round(msgspec.Struct):
 
 
 def mooncake(lines: Iterable[bytes], *, rate: float = 1.0, limit: int = 0, has_sessions: bool = False) -> list[Session]:
-    """Return one session per request, at its own time.  rate: how much faster than recorded.  limit: rows, 0 for all.
+    """Return one session per request, at its time since the first.  rate: how much faster.  limit: rows, 0 for all.
 
     has_sessions: a request whose prompt continues that of an earlier one, and is longer than it and its answer, is a
     turn of the same session.  Then sessions begin `rate` times as often, and turns come as long after the first one as
@@ -108,9 +108,12 @@ def mooncake(lines: Iterable[bytes], *, rate: float = 1.0, limit: int = 0, has_s
         chains[place].append(row)
         if full := row.hash_ids[: row.input_length // _MOONCAKE_BLOCK]:
             ends[full[-1]] = place
+    if has_sessions:
+        since_first([row.timestamp / 1000 for chain in chains for row in chain], 1.0)
+    times_s = since_first([chain[0].timestamp / 1000 for chain in chains], rate)
     return [
-        Session(f"row-{number}", partial(_mooncake_turns, chain), arrives_s=chain[0].timestamp / 1000 / rate)
-        for number, chain in zip(names, chains, strict=True)
+        Session(f"row-{number}", partial(_mooncake_turns, chain), arrives_s=at)
+        for number, chain, at in zip(names, chains, times_s, strict=True)
     ]
 
 
@@ -133,7 +136,7 @@ def _mooncake_turns(rows: list[_MooncakeRow]) -> Iterator[Turn]:
 def azure(text: str, *, rate: float = 1.0, limit: int = 0) -> list[Session]:
     """Return one session per row, at its own time; no two prompts share anything, as the trace says nothing of it."""
     sessions: list[Session] = []
-    start: datetime | None = None
+    times_s: list[float] = []
     for number, row in _table(text):
         if limit and len(sessions) >= limit:
             break
@@ -144,11 +147,11 @@ def azure(text: str, *, rate: float = 1.0, limit: int = 0) -> list[Session]:
             raise InvalidInput(f"line {number}: {error!r}") from error
         _check(tokens, number)
         _check(out, number, "an answer")
-        start = start or at
         prompt = Prompt.empty(0).extend(number, max(1, tokens))
-        arrives_s = (at - start).total_seconds() / rate
-        sessions.append(Session(f"row-{number}", partial(_turn, prompt, max(1, out)), arrives_s=arrives_s))
-    return sessions
+        times_s.append(at.replace(tzinfo=UTC).timestamp())
+        sessions.append(Session(f"row-{number}", partial(_turn, prompt, max(1, out))))
+    times_s = since_first(times_s, rate)
+    return [session._replace(arrives_s=at) for session, at in zip(sessions, times_s, strict=True)]
 
 
 def _table(text: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -172,11 +175,14 @@ def claude_code(files: Iterable[bytes], *, most_think_s: float = 60.0) -> list[S
             read = decoder.decode(data)
         except UNREADABLE as error:
             raise InvalidInput(f"file {number}: {error}") from error
-        if read.block_size % UNIT_TOKENS or read.block_size < UNIT_TOKENS:
-            raise InvalidInput(f"file {number}: block_size must be a multiple of {UNIT_TOKENS}, got {read.block_size}")
+        if read.block_size % UNIT_TOKENS or not UNIT_TOKENS <= read.block_size <= MAX_TOKENS:
+            bounds = f"a multiple of {UNIT_TOKENS} up to {MAX_TOKENS}"
+            raise InvalidInput(f"file {number}: block_size must be {bounds}, got {read.block_size}")
         try:
             asked = [
-                _Asked(each.input, max(1, each.out), each.think_time, np.array(each.hash_ids, np.uint32))
+                _Asked(
+                    each.input, min(max(1, each.out), MAX_TOKENS), each.think_time, np.array(each.hash_ids, np.uint32)
+                )
                 for each in _flat(read.requests)
                 if 1 <= each.input <= MAX_TOKENS
             ]
@@ -283,7 +289,8 @@ def _of_blocks(ids: Sequence[int] | npt.NDArray[np.uint32], block: int, tokens: 
     tokens = max(1, tokens)
     per_block = block // UNIT_TOKENS
     units = tokens // UNIT_TOKENS
-    known = np.array(ids, np.uint64).repeat(per_block)[:units]
+    # Ids behind the prompt's end, as many as there may be, are none of it.
+    known = np.array(ids[: -(-units // per_block)], np.uint64).repeat(per_block)[:units]
     places = np.arange(len(known), dtype=np.uint64) % np.uint64(per_block)
     content = known * np.uint64(per_block) + places + np.uint64(1)
     prompt = Prompt.empty(scope).units(content, len(known) * UNIT_TOKENS)
