@@ -8,6 +8,7 @@ from shoal.latency.errors import MIN_RECORDS
 from shoal.pool.outcome import Forecast
 from shoal.routing import Account, Forward
 from shoal.routing.config import load
+from shoal.routing.events import EndpointLeft
 from shoal.routing.journal import Opening, Step, encode, replay
 from tests.routing.script import Pool, Sent
 
@@ -101,6 +102,25 @@ def test_bad_predictions_are_left_out_again() -> None:
         made.now += 1.0
         sent.finish(ttft_s=float(10 ** chance.uniform(-2, 1)), prompt_tokens=1000, cached_tokens=0)
     assert explained(made, made.send("later"))["profile"] == "default: predictions not trusted"
+
+
+def test_a_new_kind_goes_by_what_it_inherits_and_one_that_is_always_wrong_takes_trust_from_all() -> None:
+    made = pool()
+    serve(made, 160)
+    made.join("e5", "10.0.0.5:8000", labels={"llm-d.ai/accelerator": "odd"})
+    assert explained(made, made.send("beside a new kind"))["profile"] == "default"
+    for name in ("e0", "e1", "e2", "e3"):
+        made.feed(EndpointLeft(name))
+    chance = np.random.default_rng(1)
+    for number in range(4 * MIN_RECORDS):
+        sent = made.send(f"noise {number}", 1000)
+        assert name_of(sent) == "e5"
+        made.now += 1.0
+        sent.finish(ttft_s=float(10 ** chance.uniform(-2, 1)), prompt_tokens=1000, cached_tokens=0)
+    made.join("e0", "10.0.0.0:8000", labels={"llm-d.ai/accelerator": "fast"})
+    assert explained(made, made.send("beside a bad kind"))["profile"] == "default: predictions not trusted"
+    made.feed(EndpointLeft("e5"))
+    assert explained(made, made.send("without it"))["profile"] == "default"
 
 
 def test_machines_that_carry_the_same_label_teach_each_other() -> None:

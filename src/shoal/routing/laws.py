@@ -28,7 +28,8 @@ class Board:
     """The laws of one model over the rows of the fleet, ready to be multiplied.
 
     figures: to be filled for each request: a row for each `Figure`, a column for each endpoint.  is_trusted: whether
-    predictions may decide.  scales: each machine's own factors, (ttft and tpot, rows).
+    predictions may decide, for all rows or for none: endpoints are compared with each other (docs/latency.md says what
+    trust for each kind would gain).  scales: each machine's own factors, (ttft and tpot, rows).
     """
 
     __slots__ = ("_coefficients", "_laws", "_of_row", "_products", "figures", "is_trusted", "scales")
