@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from shoal.engine import Profile
     from shoal.simulation.fit import Fit
     from shoal.simulation.observed import Pool, Seen
+    from shoal.simulation.scraped import ScrapedFit
 
-__all__ = ["add_parser", "check_scipy", "chosen", "fitted", "read_journals", "show_fit"]
+__all__ = ["add_inputs", "add_parser", "check_scipy", "chosen", "fitted", "read_journals", "show_fit"]
 
 _EXAMPLES = """\
 examples:
   shoal twin fit /var/lib/shoal/journal --out our-gpu.yaml
   shoal twin fit journal/ --base h200-70b-tp8 --name ours --out ours.yaml
   shoal twin fit journal/ --endpoint gpu-1 --endpoint gpu-2 --out gpu-1-2.yaml
+  shoal twin fit --metrics http://gpu-1:8000/metrics --for 20m --out our-gpu.yaml
+  shoal twin fit --metrics scrapes/*.txt --every 1m --out our-gpu.yaml
 
 Then: `profile: our-gpu.yaml` in the fleet of an experiment, or shoal engine --profile our-gpu.yaml
 """
@@ -41,27 +44,41 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="fit the model of the engine to what real engines did",
         description="Read journals of a pool, find the coefficients with which the model of the engine answers when\n"
         "the real ones did, and say how well it fits later requests.  All endpoints taken must have one model and one\n"
-        "kind of hardware.",
+        "kind of hardware.  Metrics of one vLLM engine will do, too, but tell less: how fast compute and memory are.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("journal", type=Path, nargs="+", help="files of journals, or a folder of them")
+    add_inputs(parser, "*")
     parser.add_argument(
-        "--base",
-        default="h100-8b",
-        metavar="NAME|FILE",
-        help="the profile to begin from: sizes of the model, limits of a step, what no request says (h100-8b)",
-    )
+        "--metrics", nargs="+", default=[], metavar="URL|FILE",
+        help="instead of a journal: an engine's metrics page to scrape, or files of it in the order of time",
+    )  # fmt: skip
+    parser.add_argument("--for", dest="for_s", type=flags.seconds, default=0.0, metavar="TIME", help="scrape so long")
+    parser.add_argument(
+        "--every", dest="every_s", type=flags.seconds, default=0.0, metavar="TIME",
+        help="scrape so often (15s), or how far apart the files were scraped",
+    )  # fmt: skip
     parser.add_argument("--endpoint", action="append", default=[], metavar="ID", help="only this one (repeatable)")
     parser.add_argument("--name", default="", help="name of the profile")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the profile there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument(
         "--max-num-batched-tokens", type=int, default=0, metavar="N", help="as the engines were started (the base's)"
     )
     parser.add_argument("--max-num-seqs", type=int, default=0, metavar="N", help="as the engines were started")
     parser.add_argument("--requests", type=int, default=1_500, metavar="N", help="use at most so many (1500)")
     parser.set_defaults(run=_run)
+
+
+def add_inputs(parser: argparse.ArgumentParser, count: str) -> None:
+    """Add the flags of what reads journals.  count: of paths, as argparse takes it."""
+    parser.add_argument("journal", type=Path, nargs=count, help="files of journals, or a folder of them")
+    parser.add_argument(
+        "--base",
+        default="h100-8b",
+        metavar="NAME|FILE",
+        help="the profile to begin from: sizes of the model, limits of a step, what no request says (h100-8b)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -71,6 +88,8 @@ def _run(args: argparse.Namespace) -> int:
     from shoal.cli.profiles import profile_named
     from shoal.engine.profilefile import check_profile, profile_text
 
+    if bool(args.journal) == bool(args.metrics):
+        raise ConfigError("name journals, or --metrics, and not both", source="shoal twin fit")
     check_scipy()
     flags.check_report(args.out)
     flags.check_report(args.json)
@@ -79,19 +98,39 @@ def _run(args: argparse.Namespace) -> int:
         if getattr(args, name):
             base = msgspec.structs.replace(base, **{name: getattr(args, name)})
     check_profile(base, "--base")
-    pool = read_journals(args.journal)
-    seen = chosen(pool, args.endpoint)
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    found = fitted(console, seen, base, args.requests, args.name)
-    show_fit(console, found)
+    found: Fit | ScrapedFit
+    found, lines = (_of_metrics if args.metrics else _of_journals)(console, args, base)
     if args.out:
-        said = f"Fitted to {found.fitted} requests of {len(seen)} endpoints; on {found.held_out} later ones:"
-        text = profile_text(found.profile, "\n".join([said, *_lines(found)]))
-        flags.write_report(args.out, text.encode())
+        flags.write_report(args.out, profile_text(found.profile, "\n".join(lines)).encode())
         console.print(f"written: {args.out}", markup=False)
     if args.json:
         flags.write_report(args.json, msgspec.json.format(msgspec.json.encode(found)))
     return 0
+
+
+def _of_journals(console: Console, args: argparse.Namespace, base: "Profile") -> "tuple[Fit, list[str]]":
+    """Return what journals tell, and how well it fits in words."""
+    for name in ("for_s", "every_s"):
+        if getattr(args, name):
+            raise ConfigError("is for --metrics", source=f"--{name.removesuffix('_s')}")
+    seen = chosen(read_journals(args.journal), args.endpoint)
+    found = fitted(console, seen, base, args.requests, args.name)
+    show_fit(console, found)
+    said = f"Fitted to {found.fitted} requests of {len(seen)} endpoints; on {found.held_out} later ones:"
+    return found, [said, *_lines(found)]
+
+
+def _of_metrics(console: Console, args: argparse.Namespace, base: "Profile") -> "tuple[ScrapedFit, list[str]]":
+    """Return what metrics tell, and how well it fits in words."""
+    from shoal.cli.twin_scrapes import lines_of, read_scrapes, show_scraped
+    from shoal.simulation.scraped import fit_scrapes
+
+    if args.endpoint:
+        raise ConfigError("is for journals; metrics are of one engine", source="--endpoint")
+    found = fit_scrapes(read_scrapes(console, args.metrics, args.for_s, args.every_s), base, name=args.name)
+    show_scraped(console, found, base.name)
+    return found, [f"Fitted to metrics, from {base.name}.", *lines_of(found)]
 
 
 def check_scipy() -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli import flags
+from shoal.cli.twin_fit import add_inputs
 from shoal.kernel import ConfigError
 
 if TYPE_CHECKING:
@@ -43,15 +44,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("journal", type=Path, nargs="+", help="files of journals, or a folder of them")
+    add_inputs(parser, "+")
     parser.add_argument(
         "--config", action="append", default=[], metavar="FILE",
         help=f"a router's configuration, or `{_DEFAULT}` (repeatable)",
     )  # fmt: skip
     parser.add_argument("--profile", metavar="NAME|FILE", help="what the engines are, instead of fitting them")
-    parser.add_argument("--base", default="h100-8b", metavar="NAME|FILE", help="where fitting begins (h100-8b)")
     parser.add_argument("--seed", type=flags.seed, default=1, help="of what is left to chance (1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.set_defaults(run=_run)
 
 

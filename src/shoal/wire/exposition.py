@@ -41,10 +41,13 @@ class Page:
             return b"\n" + prefix in self._families[b""]
         return any(name.startswith(prefix) for name in self._families)
 
-    def samples(self, name: bytes) -> list[Sample]:
-        """Return the samples whose name is exactly `name`, in page order; [] when the page has none."""
+    def samples(self, name: bytes, family: bytes = b"") -> list[Sample]:
+        """Return the samples whose name is exactly `name`, in page order; [] when the page has none.
+
+        family: their family where it has another name, as that of a histogram's sums and buckets.
+        """
         # OpenMetrics names a counter's family without the suffix of its samples.
-        block = self._families.get(name) or self._families.get(name.removesuffix(b"_total"))
+        block = self._families.get(family or name) or self._families.get(name.removesuffix(b"_total"))
         if block is None:
             block = self._families.get(b"")
         return [] if block is None else list(_samples(block, name))
