@@ -44,7 +44,7 @@ def test_a_journal_becomes_a_profile_that_experiments_take(
         (["--endpoint", "gpu-9"], "no endpoint 'gpu-9'; there are e0, e1"),
         (["--base", "h999"], "unknown profile 'h999'"),
         (["--base", "nowhere.yaml"], "cannot be read"),
-        (["--max-num-seqs", "-1"], "--base: max_num_seqs must be above 0, got -1"),
+        (["--max-num-seqs", "-1"], "--base: max_num_seqs must be above 0, up to 1e+24, got -1"),
         (["--out", "/nowhere/x.yaml"], "no directory /nowhere"),
     ],
 )
