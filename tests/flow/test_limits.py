@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.flow import Allowance, Budgets, FewDetector, Loads, Reservation
-from shoal.flow.adaptive import AdaptiveDetector, Sample
+from shoal.flow.adaptive import AdaptiveDetector, FewDraining, Sample
 from shoal.flow.ceilings import PriorityHoldback, SoftReflectiveCeiling, StaticUsageLimit
 from shoal.flow.detectors import ConcurrencyDetector, UtilizationDetector
 
@@ -124,6 +124,9 @@ def test_plain_numbers_say_the_same_as_arrays(detector: FewDetector) -> None:
     }  # fmt: skip
     seen = loads(kv_capacity_tokens=[9_000.0, np.nan, 500.0, 1e6, np.nan, 3_000.0], **columns)
     assert detector.saturation_few(seen) == detector.saturation(seen).tolist()
+    if isinstance(detector, FewDraining):
+        for ceiling in (0.25, 0.75, 1.0):
+            assert detector.opens_in_s_few(seen, ceiling) == detector.opens_in_s(seen, ceiling).tolist()
 
 
 def test_an_endpoint_opens_when_its_prefill_is_done_and_not_before_a_request_ends() -> None:

@@ -42,6 +42,15 @@ class Draining(Protocol):
 
 
 @runtime_checkable
+class FewDraining(Draining, Protocol):
+    """A detector that can tell it of a few endpoints without arrays."""
+
+    def opens_in_s_few(self, loads: Loads, ceiling: float) -> list[float]:
+        """Return what `opens_in_s` would."""
+        ...
+
+
+@runtime_checkable
 class Learning(Protocol):
     """A detector that learns."""
 
@@ -136,9 +145,17 @@ class AdaptiveDetector:
 
     def saturation_few(self, loads: Loads) -> list[float]:
         """Return the same as plain numbers."""
+        now = loads.now
+        return [
+            # A capacity that is not known is NaN, and then neither is larger.
+            max(requests / most, (uncached + output) / capacity, (clear_at - now) / prefill_s)
+            for requests, uncached, output, capacity, clear_at, most, prefill_s in self._each(loads)
+        ]
+
+    def _each(self, loads: Loads) -> "zip[tuple[float, ...]]":
+        """The figures of each endpoint: requests, uncached and output tokens, capacity, when clear, and both limits."""
         self._follow(loads)
-        now, found = loads.now, []
-        for requests, uncached, output, capacity, clear_at, most, prefill_s in zip(
+        return zip(
             loads.inflight_requests.tolist(),
             loads.inflight_tokens.tolist(),
             loads.output_tokens.tolist(),
@@ -147,10 +164,7 @@ class AdaptiveDetector:
             self._requests.tolist(),
             self._prefill_s.tolist(),
             strict=True,
-        ):
-            # A capacity that is not known is NaN, and then neither is larger.
-            found.append(max(requests / most, (uncached + output) / capacity, (clear_at - now) / prefill_s))
-        return found
+        )
 
     def _follow(self, loads: Loads) -> None:
         """Bring the columns into the order of the fleet."""
@@ -172,6 +186,16 @@ class AdaptiveDetector:
         self._follow(loads)
         full = self._held(loads) >= ceiling
         return np.where(full, np.inf, np.maximum(0.0, loads.clear_at - loads.now - ceiling * self._prefill_s))
+
+    def opens_in_s_few(self, loads: Loads, ceiling: float) -> list[float]:
+        """Return the same as plain numbers."""
+        now = loads.now
+        return [
+            math.inf
+            if max(requests / most, (uncached + output) / capacity) >= ceiling
+            else max(0.0, clear_at - now - ceiling * prefill_s)
+            for requests, uncached, output, capacity, clear_at, most, prefill_s in self._each(loads)
+        ]
 
     def limit(self, endpoint_id: str) -> float:
         """Requests that an endpoint may hold now."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.flow import FewDetector, Loads
-from shoal.flow.adaptive import Draining, Learning, Sample
+from shoal.flow.adaptive import Draining, FewDraining, Learning, Sample
 from shoal.pool import Outcome, Signals
 from shoal.routing.books import Flight
 from shoal.routing.fleet import Fleet, Floats
@@ -42,6 +42,7 @@ class Room:
         "_draining",
         "_endpoints",
         "_few",
+        "_few_draining",
         "_fleet",
         "_had_foreign",
         "_is_small",
@@ -71,6 +72,7 @@ class Room:
         self._plan = plan
         self._learning = plan.detector if isinstance(plan.detector, Learning) else None
         self._few = plan.detector if isinstance(plan.detector, FewDetector) else None
+        self._few_draining = plan.detector if isinstance(plan.detector, FewDraining) else None
         self._draining = plan.detector if isinstance(plan.detector, Draining) else None
         self._bands = sorted(priorities, reverse=True)
         self._ceilings: Ceilings | None = None
@@ -157,10 +159,17 @@ class Room:
             return math.inf
         found = math.inf
         if self._draining is not None and len(rows):
-            found = float(self._draining.opens_in_s(self._loads(now), max(ceiling, 1e-9))[rows].min())
+            found = self._opens_in_s(self._draining, rows, max(ceiling, 1e-9), now)
         if not self._plan.usage_limit.is_steady and ceiling <= 0.0:
             found = min(found, CYCLE_S)
         return now + max(found, 1e-4)
+
+    def _opens_in_s(self, draining: Draining, rows: Rows, ceiling: float, now: float) -> float:
+        loads = self._loads(now)
+        if self._few_draining is None or not self._is_small:
+            return float(draining.opens_in_s(loads, ceiling)[rows].min())
+        waits = self._few_draining.opens_in_s_few(loads, ceiling)
+        return min(waits) if len(rows) == len(waits) else min([waits[row] for row in rows.tolist()])
 
     # ------------------------------------------------------------------ what the detector learns from
 
