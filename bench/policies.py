@@ -111,8 +111,8 @@ def regrets(found: Sequence[Found]) -> list[str]:
         best, reference = min(policies, key=policies.__getitem__), each.outcomes[REFERENCE]
         rows.append([
             each.workload, f"{each.requests:,}", f"{len(each.seeds)} x {each.trials}",
-            f"{_time(reference.p50_s)} / {_time(reference.p95_s)}", f"{policies['default'] * 100:.0f} %",
-            f"{policies[best] * 100:.0f} % ({best})",
+            f"{_time(reference.p50_s)} / {_time(reference.p95_s)}", f"{policies['default'] * 100:,.0f} %",
+            f"{policies[best] * 100:,.0f} % ({best})",
         ])  # fmt: skip
     titles = ["workload", "requests", "seeds x trials", "reference, p50 / p95", "regret of default", "lowest regret"]
     return _markdown(titles, rows) if rows else []
