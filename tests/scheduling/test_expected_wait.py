@@ -123,6 +123,12 @@ def test_a_new_endpoint_gets_one_request_at_a_time_while_the_others_are_idle() -
     assert decide(made, request(4000), view(inflight_requests=[2, 1], **columns)).chosen[0] == "e0"
 
 
+def test_endpoints_on_trial_count_when_it_is_asked_who_is_crowded() -> None:
+    crowd = {"inflight_requests": [40, 40, 0, 0], "is_trial": [0, 0, 1, 1]}
+    seen = view(matched_tokens=[4000, 4000, 0, 0], prefill_s_per_token=[FAST] * 4, **crowd)
+    assert spread_of(seen, 4000)[:2] == [0, 0]
+
+
 def test_a_fleet_that_is_all_new_is_not_held_back() -> None:
     seen = view(matched_tokens=[0] * 3, inflight_requests=[8, 9, 9], is_trial=[1, 1, 1])
     assert spread_of(seen, 4000) == [400, 0, 0]

@@ -9,6 +9,7 @@ from shoal.prefix.hashing import BLOCK_BYTES, BLOCK_TOKENS, MAX_BLOCKS, BlockHas
 from shoal.prefix.horizon import UNLIMITED, capacity_blocks
 from shoal.prefix.index import DEFAULT_BUDGET_BYTES, EstimatedIndex, IndexGauges
 from shoal.prefix.match import Expectation, Match
+from shoal.prefix.tail import Tail
 
 __all__ = [
     "BLOCK_BYTES",
@@ -22,6 +23,7 @@ __all__ = [
     "Expectation",
     "IndexGauges",
     "Match",
+    "Tail",
     "capacity_blocks",
     "read_blocks",
 ]

@@ -4,7 +4,7 @@ Owns the moment of learning; the figures it changes live in `candidates` (health
 """
 
 from shoal.pool import Api, Outcome
-from shoal.prefix import EstimatedIndex, read_blocks
+from shoal.prefix import EstimatedIndex, Tail, read_blocks
 from shoal.routing.books import Books, Flight
 from shoal.routing.candidates import Candidates
 from shoal.routing.fleet import TRIAL_RECORDS, Fleet, Member
@@ -32,16 +32,18 @@ class Lessons:
         "_pool_output_s",
         "_pool_token_s",
         "_since_refit",
+        "_tail",
     )
 
     def __init__(
-        self, fleet: Fleet, books: Books, candidates: Candidates, index: EstimatedIndex, outbox: Outbox
+        self, fleet: Fleet, books: Books, candidates: Candidates, index: EstimatedIndex, tail: Tail, outbox: Outbox
     ) -> None:
         self._outbox = outbox
         self._fleet = fleet
         self._books = books
         self._candidates = candidates
         self._index = index
+        self._tail = tail
         self._since_refit = 0
         self._pool_token_s = pool_s_per_token(())
         self._pool_output_s = 0.0
@@ -122,6 +124,7 @@ class Lessons:
             own_tokens = request.prompt_tokens * (1.0 - cached_ratio)
             if is_chosen and flight.expectation is not None:
                 self._index.correct(flight.expectation, outcome.cached_tokens, outcome.prompt_tokens)
+                self._tail.learn(flight.expectation.blocks, request.prompt_tokens, request.prompt_tokens - own_tokens)
         served.ttft_s_avg = ttft_s if served.ttft_s_avg is None else 0.9 * served.ttft_s_avg + 0.1 * ttft_s
         # A plain answer's first byte comes with its last: only streams tell the time of prefill.
         if request.is_streaming and is_chosen and request.prompt_tokens and outcome.status == 200:

@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.kernel import Chance, ClockWentBack
 from shoal.pool import FleetView, Outcome, Refusal, RefusalReason, Request, ServedModel
-from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, read_blocks
+from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, Tail, read_blocks
 from shoal.routing.accounts import account_of
 from shoal.routing.admission import Admission, Pending, failed
 from shoal.routing.books import Books, Flight
@@ -80,6 +80,7 @@ class Router:
         self._fetches = Fetches()
         self._awaiting_record: deque[tuple[float, str]] = deque()
         self._index = EstimatedIndex(config.pool.index.budget_bytes)
+        self._tail = Tail()
         self._exact = ExactCaches(config.precise, self._models.base_at)
         self._bursts = Bursts(config.burst) if config.burst is not None else None
         self._now = float("-inf")
@@ -91,7 +92,7 @@ class Router:
         self._forecasts = Forecasts(config.predicted, self._fleet, self._models)
         self._returns = Returns(config.pool.agents.max_wait_s)
         self.outbox = Outbox(self._books, self._flights)
-        self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index, self.outbox)
+        self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index, self._tail, self.outbox)
         self._peers = Peers(self._fleet, self._books, self._index, self._lessons)
         self.explanations = Explanations()
         self._config = config
@@ -297,6 +298,7 @@ class Router:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
             flight.predicted_tokens = flight.matched_tokens
+            flight.matched_tokens += self._tail.tokens(flight.expectation.blocks, request.prompt_tokens)
             self._index.add(member.slot, blocks, match)
             if match.runs or held is not None:
                 flight.matched = view.values("matched_tokens") if len(rows) <= FEW else view.column("matched_tokens")

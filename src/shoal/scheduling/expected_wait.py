@@ -152,7 +152,7 @@ class ExpectedWaitScorer:
         level = lowest(requests) + self._level_share * _mean(requests)
         cost += np.maximum(requests, level) * self._request_seconds(view, median)
         if view.level("matched_tokens") is None:
-            self._add_own(cost, own_tokens(request, view), requests, bounded, median, pace)
+            self._add_own(cost, own_tokens(request, view), requests, median, pace)
         else:
             cost += (request.prompt_tokens - (view.level("matched_tokens") or 0.0)) * self._own_s(
                 self._own_weight, median, pace
@@ -163,9 +163,7 @@ class ExpectedWaitScorer:
             scores[bounded & (requests >= limit)] = 0.0
         return scores
 
-    def _add_own(
-        self, cost: Scores, own: Scores, requests: Scores, bounded: Mask | None, median: float, pace: Scores | float
-    ) -> None:
+    def _add_own(self, cost: Scores, own: Scores, requests: Scores, median: float, pace: Scores | float) -> None:
         """Add what the request's own tokens cost, and the crowding that their difference allows."""
         most = highest(own)
         width = most - lowest(own)
@@ -176,7 +174,7 @@ class ExpectedWaitScorer:
         cost += own * self._own_s(price, median, pace)
         if width > 0 and self._imbalance_weight > 0:
             busy = requests * pace
-            mean = _mean(busy if bounded is None else busy[~bounded])
+            mean = _mean(busy)
             weight = self._imbalance_weight * width * median / (mean + self._slack)
             cost += weight * np.maximum(busy - mean, 0.0)
 
