@@ -1,5 +1,6 @@
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,10 +9,12 @@ from shoal.kernel import Chance
 from shoal.pool import EndpointState
 from shoal.prefix import read_blocks
 from shoal.prefix.handover import IndexRows
+from shoal.prefix.horizon import HorizonState
 from shoal.routing import Router, Ticked, news
 from shoal.routing.config import load
 from shoal.routing.events import EndpointChanged, EndpointLeft, PeerJoined, PeerLeft, PeerSynced, PeerTaught, PeerTold
-from shoal.routing.news import PeerBooked, PeerForgot, PeerMoved, PeerReleased
+from shoal.routing.news import PaceState, PeerBooked, PeerForgot, PeerMoved, PeerReleased
+from shoal.routing.peerevents import EndpointKnown
 from shoal.routing.peers import EXPIRY_S
 from tests.routing.gossip import Gossip, columns, is_idle
 from tests.routing.script import Pool, blocks_of
@@ -334,3 +337,14 @@ def test_a_part_that_makes_no_sense_is_counted_and_left() -> None:
     pool.feed(PeerTaught("x", clock=1 << 60))
     pool.feed(PeerTaught("x", rows=IndexRows(b"123")))
     assert pool.router.status().peers.ignored == 2
+
+
+def test_a_speed_that_no_endpoint_has_is_not_taken_over_as_it_is() -> None:
+    pool = Pool()
+    horizon, pace = HorizonState(), PaceState(9, (9.0, 1.0, 1.0), s_per_token=1e-300)
+    pool.feed(PeerTaught("x", clock=5, endpoints=(EndpointKnown("e0", 0, horizon, pace),)))
+    assert pool.send("p", 640).finish() is not None
+    assert np.isfinite(pool.router._books.uncached_tokens(pool.now, 100.0)).all()
+    wild = PaceState(9, (1.0, 1.7e308, 1.7e308))
+    pool.feed(PeerTaught("x", clock=5, endpoints=(EndpointKnown("e1", 1, horizon, wild),)))
+    assert pool.router.status().peers.ignored == 1

@@ -8,7 +8,6 @@ whose cause is not known for the endpoint's own, and leaves it too fast a speed.
 """
 
 from collections.abc import Iterable
-from math import isfinite
 from statistics import median
 
 from shoal.kernel import InvalidInput
@@ -32,6 +31,8 @@ OUTLIER_FLOOR_S = 0.5
 TOKENS_PER_REQUEST = 75.0
 MIN_S_PER_TOKEN = 1e-7
 MAX_S_PER_TOKEN = 1.0
+# No sum of records comes near it, and its products are still numbers.
+MAX_SUM = 1e24
 
 
 class Pace:
@@ -79,11 +80,12 @@ class Pace:
     def take(self, state: PaceState) -> None:
         """Go on from what another router learnt.  Raises InvalidInput when it is no pace."""
         figures = (*state.sums, state.s_per_token, state.base_s, state.tpot_s)
-        if not all(isfinite(each) and each >= 0.0 for each in figures):
+        if not all(0.0 <= each <= MAX_SUM for each in figures):
             raise InvalidInput("a handed-over pace is no number")
         self.records = state.records
         self.weight, self._sum_wxx, self._sum_wxy = state.sums
-        self.s_per_token, self.base_s, self.tpot_s = state.s_per_token, state.base_s, state.tpot_s
+        self.s_per_token = min(max(state.s_per_token, MIN_S_PER_TOKEN), MAX_S_PER_TOKEN)
+        self.base_s, self.tpot_s = state.base_s, state.tpot_s
 
     def learn_tpot(self, tpot_s: float) -> None:
         """Take in the mean time per output token of one answer."""

@@ -86,3 +86,10 @@ def test_any_text_is_a_target_or_a_config_error(text: str) -> None:
         return
     assert 0 < target.port < 65536
     assert parse_url(target.url) == target
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "a\nb", "a\x00"])
+def test_a_name_that_could_not_be_told_to_peers_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="a name has up to 200 characters"):
+        parse_url("http://10.0.0.1:8000", name=name)
+    assert parse_url("http://10.0.0.1:8000", name="x" * 200).endpoint("10.0.0.1").id == "x" * 200

@@ -12,9 +12,12 @@ from time import monotonic
 import pytest
 import zmq
 
-from shoal.hosts.sharing import messages
+from shoal.hosts.sharing import circle, messages, new_secret
 from shoal.hosts.sharing.voice import AT_ONCE, FLUSH_COUNT, FLUSH_S
-from shoal.routing.news import PeerBooked
+from shoal.hosts.sharing.wires import Inbox
+from shoal.routing.events import PeerSynced
+from shoal.routing.news import MAX_BOOKINGS_PER_PART, PeerBooked
+from shoal.routing.settings import Sharing as SharingSettings
 from tests.hosts.sharing.pickers import Picker, all_follow_all, all_hear, until
 
 
@@ -325,3 +328,83 @@ def test_what_is_nested_too_deep_is_garbage() -> None:
     for read in (messages.told_of, messages.ask_of, messages.answer_of):
         with pytest.raises(messages.Garbage):
             read(deep)
+
+
+def test_bookings_with_the_longest_names_fit_into_a_message() -> None:
+    bookings = tuple(PeerBooked(1 << 52, "x" * 256, 1 << 32, 1 << 32) for _ in range(MAX_BOOKINGS_PER_PART))
+    answer = messages.Answer(messages.VERSION, 1 << 52, synced=PeerSynced("x" * 256, bookings, 1 << 52, 1 << 52))
+    raw = messages.encode(answer)
+    assert len(raw) < messages.MAX_MESSAGE_BYTES
+    assert messages.answer_of(raw) == answer
+
+
+def test_a_peer_without_a_name_of_its_run_is_garbage() -> None:
+    with pytest.raises(messages.Garbage):
+        messages.told_of(messages.encode(messages.Told(messages.VERSION, "", "name", 0)))
+
+
+class Flood:
+    """A socket in which there is always one more message."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.read = 0
+        self._reader, self._writer = os.pipe()
+
+    def getsockopt(self, _: int) -> int:
+        return self._reader
+
+    def recv_multipart(self, _: int) -> list[bytes]:
+        self.read += 1
+        return [b""]
+
+    def close(self, _: int) -> None:
+        self.closed = True
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def test_a_flood_takes_no_more_of_each_turn_however_often_it_is_looked_at() -> None:
+    async def run() -> None:
+        flood = Flood()
+        inbox = Inbox(flood, lambda frames: None)  # type: ignore[arg-type]
+        for _ in range(50):
+            inbox.look()
+            await asyncio.sleep(0)
+        before = flood.read
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert flood.read - before <= 4 * 64
+        inbox.close()
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_none_and_sockets_that_are_none_do_not_end_the_sharing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(circle, "LOOKUP_S", 0.01)
+        secret = tmp_path / "secret"
+        new_secret(secret)
+        settings = SharingSettings(peers=(f"{'x' * 64}.example:7000",), secret_file="secret")
+        picker = Picker(tmp_path, 1, settings, secret)
+        await picker.sharing.start()
+        made = picker.sharing._circle
+        assert made is not None
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in made._tasks)
+
+        def breaks(_: int) -> None:
+            raise OSError("too many open files")
+
+        monkeypatch.setattr(made._wires, "open", breaks)
+        made.follow([("ipc:///nowhere/s", "ipc:///nowhere/a")])
+        assert made.pictures() == []
+        monkeypatch.undo()
+        made.follow([("ipc:///nowhere/s", "ipc:///nowhere/a")])
+        assert len(made.pictures()) == 1
+        picker.close()
+
+    asyncio.run(run())

@@ -156,11 +156,16 @@ class Circle:
         last = monotonic()
         while True:
             await asyncio.sleep(TICK_S)
-            self.voice.tick()
             now = monotonic()
-            if now - last < _LATE_S:  # else this process itself was late, and what was said waits unread
-                for ear in list(self._ears.values()):
-                    ear.tick()
+            # Where this process itself was late, what was said waits unread.
+            ears = self._ears.values() if now - last < _LATE_S else ()
+            everybody: list[Voice | Ear] = [self.voice, *ears]
+            for each in everybody:
+                try:
+                    each.tick()
+                except Exception:
+                    # Nor may it stop the clock of the others.
+                    _log.exception("a peer could not be looked after")
             last = now
 
     async def _lookups(self) -> None:
@@ -172,7 +177,7 @@ class Circle:
                     found[place] = [
                         _pairs(each, int(port), self._settings.ports) for each in await system_lookup(host.strip("[]"))
                     ]
-                except OSError as error:  # what was found last stays
+                except (OSError, UnicodeError) as error:  # what was found last stays
                     _log.debug("a peer's name has no address", name=host, why=error)
             self._remote = tuple(pair for each in found.values() for pairs in each for pair in pairs)
             self._settle()
@@ -184,8 +189,12 @@ class Circle:
         for address in [each for each in self._ears if each not in wanted]:
             self._drop(address)
         for said, asked in wanted.items():
-            if said not in self._ears:
+            if said in self._ears:
+                continue
+            try:
                 self._ears[said] = Ear(self._wires, said, asked, self._driver.feed, self._is_taken)
+            except OSError as error:
+                _log.error("a peer cannot be listened to", at=said, why=error)
 
     def _drop(self, address: str) -> None:
         ear = self._ears.pop(address)

@@ -32,7 +32,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     """
 
     version: Version
-    run: Name
+    run: Annotated[Name, msgspec.Meta(min_length=1)]
     name: Name
     sequence: Number
     news: Annotated[tuple[News, ...], msgspec.Meta(max_length=MAX_NEWS)] = ()

@@ -20,6 +20,9 @@ Frames = list[bytes]
 _HIGH_WATER = 500
 """Messages that wait for a slow peer before some are lost, which it notices as a gap."""
 
+_MAX_SOCKETS = 8192
+"""The default of ZMQ is 1,023, and each peer takes two."""
+
 _RECONNECT_MS = (100, 2_000)
 _HANDSHAKE_MS = 5_000
 _PER_TURN = 64
@@ -32,11 +35,13 @@ class Wires:
 
     def __init__(self, secret: Secret | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, min(_MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT)))
         self._keys = _key_pair(secret) if secret is not None else None
 
     def open(self, kind: int) -> "zmq.Socket[bytes]":
-        """Return a socket with limits on everything, closed at once when it is closed."""
-        socket = self._context.socket(kind)
+        """Return a socket with limits on everything, closed at once when it is closed.  Raises OSError."""
+        with _as_os_error("a socket"):
+            socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
         socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
@@ -82,7 +87,8 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self.look)
-        self._loop.call_soon(self.look)
+        self._again: asyncio.Handle | None = None
+        self._look_again()
 
     def send(self, frames: Frames) -> bool:
         """Send a message; False when the other side does not take any more."""
@@ -91,11 +97,14 @@ class Inbox:
         except zmq.ZMQError:
             return False
         finally:
-            self._loop.call_soon(self.look)
+            self._look_again()
         return True
 
     def look(self) -> None:
         """Read what is there, a bounded number per turn of the loop."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         for _ in range(_PER_TURN):
             if self.socket.closed:
                 return
@@ -107,7 +116,12 @@ class Inbox:
                 self._take(frames)
             except Exception:
                 _log.exception("a message of a peer could not be handled")
-        self._loop.call_soon(self.look)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Look in the loop's next turn, once however many ask for it: else a flood would take all of its turns."""
+        if self._again is None:
+            self._again = self._loop.call_soon(self.look)
 
     def close(self, linger_ms: int = 0) -> None:
         """Stop reading.  linger_ms: how long what was sent last may take to leave."""
