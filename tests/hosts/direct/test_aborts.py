@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from shoal.routing.commands import Cut
+from shoal.routing.commands import Cut, Evict
 from shoal.routing.events import SessionAborted
 from tests.hosts.direct.direct_rig import (
     CHUNKED_HEAD,
@@ -15,8 +15,10 @@ from tests.hosts.direct.direct_rig import (
     chat,
     chunk,
     deaf_address,
+    plain,
     pool,
     request,
+    says,
     until,
 )
 
@@ -105,3 +107,29 @@ async def test_a_request_whose_engine_is_dialled_is_answered_and_leaves_nothing_
             assert (await client.answer()).status == 410
             await it.outcome()
             assert len(it.engines[0].seen) == it.inflight == it.plane.active == 0
+
+
+async def test_a_request_that_was_taken_back_before_the_cut_reached_it_is_answered_once() -> None:
+    config = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\nflow: {enabled: true, eviction: before-first-byte}\n"
+    async with pool(1, config) as it:
+        (engine,) = it.engines
+        silent = asyncio.Event()
+
+        async def script(wire: Wire, _: Seen) -> None:
+            silent.set()
+            await wire.lost()
+
+        engine.script = script
+        client = await it.client()
+        await client.send(request(chat(stream=True), headers=SESSION))
+        await silent.wait()
+        commands = it.picker.driver.feed(SessionAborted("doomed"))
+        (cut,) = [command for command in commands if isinstance(command, Cut)]
+        # The router asked for its place just before it was told to end the session.
+        it.plane.evict(Evict(cut.request_id, cut.refusal, cut.api))
+        assert it.plane.cut({cut.request_id: cut}) == 1
+        assert (await client.answer()).status == 410
+        engine.script = says(plain())
+        assert [(await client.ask(request())).status for _ in range(2)] == [200, 200]
+        await until(lambda: it.inflight == 0)
+        assert (it.plane.active, it.picker.buffered_bytes, it.picker.driver.waiting) == (0, 0, 0)

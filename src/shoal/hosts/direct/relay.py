@@ -446,14 +446,17 @@ class Relay:
 
     def abort(self, command: Cut) -> None:
         """The router ends it."""
-        self._flags = "OA"
-        self._stop_dialling()
         if self._has_begun:
             self._cut("OA", is_failure=False, said=(command.refusal.message, str(command.refusal.reason)))
-        else:
-            self._close_engine()
-            answered = self._plane.picker.cut(command, self._head.headers)
-            self._refuse(answered)
+            return
+        self._flags = "OA"
+        self._stop_dialling()
+        self._close_engine()
+        is_placed = self._waiting is None  # else it was taken back from its engine meanwhile
+        self._stop_waiting()
+        answered = self._plane.picker.cut(command, self._head.headers)
+        self._refuse(answered)
+        if is_placed:
             self._record(answered.status)
 
     def evict(self, command: Evict) -> None:
@@ -467,12 +470,10 @@ class Relay:
             return
         self._stop_dialling()
         self._close_engine()
-        self._answer, self._pending, self._is_resent = None, b"", False
         plane.active -= 1
-        if self._is_retry:
-            plane.retrying -= 1
-            self._is_retry = False
-        self._tries, self._flags = 0, ""
+        plane.retrying -= self._is_retry
+        self._answer, self._pending, self._tries, self._flags = None, b"", 0, ""
+        self._is_resent = self._is_retry = False
         headers = self._head.headers
         if self._is_changed:
             # The body is plain by now, whatever its client sent.
@@ -533,8 +534,7 @@ class Relay:
         # It knows the relay: without this only a walk for cycles would free the two.
         self._splice = None
         plane.active -= 1
-        if self._is_retry:
-            plane.retrying -= 1
+        plane.retrying -= self._is_retry
         feed = plane.picker.driver.feed
         try:
             usage, size, api = NO_USAGE, tunnel_bytes, self._placed.request.api
