@@ -231,9 +231,10 @@ def test_what_was_predicted_is_accounted_for() -> None:
     assert closed.predicted_cached_tokens == 3184
 
 
-def test_a_scorer_that_names_the_estimate_reads_the_estimate() -> None:
+@pytest.mark.parametrize("plugin", ["prefix-cache-scorer", "prefix-cache-affinity-filter"])
+def test_a_plugin_reads_the_producer_that_it_names(plugin: str) -> None:
     for producer, holder in (("approx-prefix-cache-producer", "estimated"), ("kv", "exact"), ("", "exact")):
-        pool = ExactPool(2, BY_NAME.replace("NAME", producer))
+        pool = ExactPool(2, BY_NAME.replace("NAME", producer).replace("prefix-cache-scorer", plugin))
         for name in ("e0", "e1"):
             pool.feed(KvStreamChanged(name, KvState.STALE))
         sent = pool.ask("r1", "agent", 3200)
