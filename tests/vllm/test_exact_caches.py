@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.skipif(not (VLLM_VENV / ".installed").exists(), reason="no vLLM installed: make vllm"),
 ]
 
+KEY = "engine-secret"
+
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory, weights: Weights) -> Iterator[list[Server]]:
@@ -40,6 +42,18 @@ def engines(tmp_path_factory: pytest.TempPathFactory, weights: Weights) -> Itera
             started.append(vllm(weights.model, room / f"{name}.log", *flags))
             stack.callback(started[-1].close)
         yield [engine.listening() for engine in started]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, weights: Weights) -> Iterator[Server]:
+    """An engine that wants a key, and has its render endpoints."""
+    engine = vllm(
+        weights.model, tmp_path_factory.mktemp("guarded") / "engine.log", "--api-key", KEY, "--enable-scale-out"
+    )
+    try:
+        yield engine.listening()
+    finally:
+        engine.close()
 
 
 def exact_pool(stack: ExitStack, room: Path, engines: list[Server], backend: str, plane: str) -> ExactPool:
@@ -206,3 +220,20 @@ def test_blocks_of_the_default_size_are_known_as_well(tmp_path: Path, weights: W
         assert longer.predicted == longer.cached
         assert warm.cached % 128 == longer.cached % 128 == 0
         assert warm.cached > 0
+
+
+@pytest.mark.parametrize("plane", ["envoy", "direct"])
+def test_an_engine_that_wants_a_key_renders_for_a_pool_that_has_it(plane: str, tmp_path: Path, guarded: Server) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    settings = f"backends: [{{url: '{guarded.url}', api_key_file: {tmp_path}/key}}]\n" + EXACT.format(
+        backend="engine: {}"
+    )
+    with pool(plane, tmp_path, [], settings) as running:
+        made = ExactPool(running)
+        made.wait_fresh()
+        # `/tokenize`, which needs no key, does not know of this field.
+        body = made.fresh({"messages": [says(LONG)], "reasoning_effort": "low"})
+        made.ask(CHAT, body)
+        warm = made.ask(CHAT, body)
+        assert warm.is_exact
+        assert warm.predicted == warm.cached > 0
