@@ -45,8 +45,20 @@ def test_a_pool_without_records_uses_the_default() -> None:
     assert pool_s_per_token([Pace(), Pace()]) == DEFAULT_S_PER_TOKEN
 
 
-def test_an_endpoint_that_decodes_slower_charges_more_for_each_request_in_flight() -> None:
-    quick, slow = Pace(), Pace()
-    quick.learn_tpot(0.01)
-    slow.learn_tpot(0.03)
-    assert request_s(slow, 1e-4, 0.02) > 2 * request_s(quick, 1e-4, 0.02)
+def test_a_slower_machine_charges_more_for_each_request_in_flight_and_an_equal_one_the_same() -> None:
+    quick, slow, equal = Pace(), Pace(), Pace()
+    for _ in range(40):
+        quick.learn(4000.0, 0.4, 1e-4)
+        slow.learn(4000.0, 1.6, 1e-4)
+        equal.learn(4000.0, 0.5, 1e-4)
+    assert request_s(slow, 1e-4) > 2 * request_s(quick, 1e-4)
+    assert request_s(equal, 1e-4) == request_s(quick, 1e-4)
+
+
+def test_what_decoding_took_says_nothing_of_the_machine_since_it_grows_with_the_load() -> None:
+    busy, idle = Pace(), Pace()
+    for pace, tpot_s in ((busy, 0.09), (idle, 0.01)):
+        for _ in range(40):
+            pace.learn(4000.0, 0.4, 1e-4)
+            pace.learn_tpot(tpot_s)
+    assert request_s(busy, 1e-4) == request_s(idle, 1e-4)

@@ -10,7 +10,7 @@ from shoal.routing.candidates import Candidates
 from shoal.routing.fleet import TRIAL_RECORDS, Fleet, Member
 from shoal.routing.health import EjectionPolicy
 from shoal.routing.outbox import Outbox
-from shoal.routing.pace import pool_s_per_token, pool_tpot_s, request_s
+from shoal.routing.pace import pool_s_per_token, request_s
 
 # The pool's medians move slowly; they are taken again after this many records.
 RECORDS_PER_REFIT = 16
@@ -29,7 +29,6 @@ class Lessons:
         "_fleet",
         "_index",
         "_outbox",
-        "_pool_output_s",
         "_pool_token_s",
         "_since_refit",
         "_tail",
@@ -46,7 +45,6 @@ class Lessons:
         self._tail = tail
         self._since_refit = 0
         self._pool_token_s = pool_s_per_token(())
-        self._pool_output_s = 0.0
 
     def learn(self, flight: Flight, outcome: Outcome, policy: EjectionPolicy, now: float) -> bool:
         """Charge failed attempts to those who failed, and teach from the one who served.
@@ -154,15 +152,23 @@ class Lessons:
             member.pace.learn_tpot(tpot_s)
         self.refit(member)
 
+    def _assume(self, member: Member) -> None:
+        """Take an endpoint that was never seen at work for one like the others, also once its trial is over."""
+        member.pace.s_per_token = self._pool_token_s
+        self._fleet.cells["prefill_s_per_token"][member.row] = self._pool_token_s
+        self._fleet.cells["request_s"][member.row] = request_s(member.pace, self._pool_token_s)
+
     def refit(self, member: Member) -> None:
         """Bring the columns of an endpoint, and now and then the pool's medians, up to what was learnt."""
         self._since_refit += 1
         if self._since_refit >= RECORDS_PER_REFIT:
             self._since_refit = 0
             self._pool_token_s = pool_s_per_token(m.pace for m in self._fleet)
-            self._pool_output_s = pool_tpot_s(m.pace for m in self._fleet)
+            for other in self._fleet:
+                if not other.pace.records:
+                    self._assume(other)
         cells, row, pace = self._fleet.cells, member.row, member.pace
         cells["prefill_s_per_token"][row] = pace.s_per_token
-        cells["request_s"][row] = request_s(pace, self._pool_token_s, self._pool_output_s)
+        cells["request_s"][row] = request_s(pace, self._pool_token_s)
         if pace.records >= TRIAL_RECORDS or member.requests_total >= 4 * TRIAL_RECORDS:
             self._fleet.end_trial(member)
