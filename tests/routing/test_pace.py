@@ -55,6 +55,14 @@ def test_a_slower_machine_charges_more_for_each_request_in_flight_and_an_equal_o
     assert request_s(equal, 1e-4) == request_s(quick, 1e-4)
 
 
+@pytest.mark.parametrize("relative", [0.6, 0.75, 1.33, 1.36, 1.75])
+def test_machines_that_differ_by_less_than_a_step_are_equal(relative: float) -> None:
+    pace = Pace()
+    for _ in range(200):
+        pace.learn(4000.0, 0.4 * relative, 1e-4)
+    assert request_s(pace, 1e-4) == request_s(Pace(), 1e-4)
+
+
 def test_what_decoding_took_says_nothing_of_the_machine_since_it_grows_with_the_load() -> None:
     busy, idle = Pace(), Pace()
     for pace, tpot_s in ((busy, 0.09), (idle, 0.01)):

@@ -14,7 +14,7 @@ from shoal.hosts.journal import JournalWriter
 from shoal.measures import Fold
 from shoal.routing import Account, Arrived, Command, Ended, Event, Forward, Refuse, Router, Ticked
 from shoal.routing.commands import Evict, Fetch
-from shoal.routing.events import Kept, PeerLeft
+from shoal.routing.events import Fetched, FetchFailed, Kept, PeerLeft
 
 log = logging.getLogger("shoal.driver")
 
@@ -26,14 +26,16 @@ MIN_WAITED_TICK_S = 0.002
 OfRequest = Fetch | Forward | Refuse
 """The commands that concern one request that is not forwarded yet."""
 _OF_REQUEST = (Fetch, Forward, Refuse)
+_PLACING = (Arrived, Fetched, FetchFailed)
+"""The events upon which a request is placed at once."""
 
 
 class Driver:
     """One router on the running event loop.
 
     clock: seconds that never go back (`time.monotonic`).  on_account: called for every closed request.  before: called
-    before each arrival, and after: after each step, while somebody wants to know.  on_evict: called from the loop for
-    each request that the router wants back from its engine.
+    before an event that places a request, and after: after each step, while somebody wants to know.  on_evict: called
+    from the loop for each request that the router wants back from its engine.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Driver:
 
     def feed(self, event: Event) -> list[Command]:
         """Give the router one event now and return its commands."""
-        if self.before is not None and type(event) is Arrived:
+        if self.before is not None and isinstance(event, _PLACING):
             self.before()
         now = self._clock()
         commands = self.router.handle(event, now)

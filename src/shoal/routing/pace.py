@@ -8,7 +8,6 @@ whose cause is not known for the endpoint's own, and leaves it too fast a speed.
 """
 
 from collections.abc import Iterable
-from math import log
 from statistics import median
 
 from shoal.kernel import InvalidInput
@@ -31,7 +30,7 @@ OUTLIER_FLOOR_S = 0.5
 # A request in flight costs as much as this many uncached tokens, over all peers the best trade in a live lab.
 TOKENS_PER_REQUEST = 75.0
 # Endpoints whose speeds differ by less count as equal machines; a machine counts as so much faster or slower at most.
-STEP = 1.8
+ANOTHER = 1.8
 MIN_RELATIVE = 0.25
 MAX_RELATIVE = 8.0
 MIN_S_PER_TOKEN = 1e-7
@@ -104,11 +103,12 @@ def pool_s_per_token(paces: Iterable[Pace]) -> float:
 
 
 def request_s(pace: Pace, pool_token_s: float) -> float:
-    """Seconds that one more request in flight adds on an endpoint: by its speed beside the pool's, in steps of STEP.
+    """Seconds that one more request in flight adds on an endpoint: by its speed beside the pool's, where they differ.
 
     Of prefill: the time per output token grows with the requests in flight, so of two equal endpoints the one that had
     a quiet minute would seem the faster machine, and be flooded.
     """
     relative = pace.s_per_token / pool_token_s if pace.records >= SHRINK_RECORDS else 1.0
-    steps = round(log(max(relative, MIN_RELATIVE)) / log(STEP))
-    return float(TOKENS_PER_REQUEST * pool_token_s * min(max(STEP**steps, MIN_RELATIVE), MAX_RELATIVE))
+    if 1.0 / ANOTHER < relative < ANOTHER:
+        relative = 1.0
+    return TOKENS_PER_REQUEST * pool_token_s * min(max(relative, MIN_RELATIVE), MAX_RELATIVE)

@@ -133,12 +133,12 @@ class Circle:
     # ------------------------------------------------------------------ inside
 
     def _hear(self) -> None:
-        """Take in what peers have said already, before a decision."""
-        now = monotonic()
-        if now - self._listened_at >= LISTEN_S:
-            self._listened_at = now
+        """Take in what peers have said already, before a decision; who was silent wakes the loop when it speaks."""
+        if monotonic() - self._listened_at >= LISTEN_S:
             for ear in self._ears.values():
-                ear.hear()
+                if ear.is_heard:
+                    ear.hear()
+            self._listened_at = monotonic()
 
     def _listen(self, place: str) -> None:
         """Take the first free pair of the ports; without one this picker hears, and is not heard."""
