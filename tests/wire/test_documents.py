@@ -47,6 +47,11 @@ def test_what_is_as_deep_as_may_be_is_read() -> None:
         ("a: .inf\n", "f: a: must be a finite number, got inf"),
         ("a: [{b: .nan}]\n", "f: a[0].b: must be a finite number, got nan"),
         ("a: 1.0e+999\n", "f: a: must be a finite number"),
+        ("a: !!omap [b: .inf]\n", "must be a finite number, got inf"),
+        ("a: !!pairs [b: [.nan]]\n", "must be a finite number, got nan"),
+        ("a: !!set {.inf}\n", "must be a finite number, got inf"),
+        ("!!set {a, b}\n", "f:1: a document must be a mapping"),
+        ("!!str {=: a}\n", "f:1: a document must be a mapping"),
         ("a: 1" + "0" * 5000, "cannot be read"),
     ],
 )

@@ -60,9 +60,12 @@ def read_document(text: str, source: str) -> dict[str, Any]:
         line = roots[1].start_mark.line + 1
         raise ConfigError(f"holds {len(roots)} documents; it may be one", source=source, line=line)
     try:
-        value: dict[str, Any] = plain(roots[0]) if roots else {}
+        value = plain(roots[0]) if roots else {}
     except Unreadable as error:
         raise ConfigError(str(error), source=source, line=error.line) from None
+    if not isinstance(value, dict):
+        # A tag can make anything of a mapping: !!set, !!str.
+        raise ConfigError("a document must be a mapping", source=source, line=roots[0].start_mark.line + 1)
     _check_finite(value, source, "")
     return value
 
@@ -71,7 +74,7 @@ def _check_finite(value: Any, source: str, path: str) -> None:
     if isinstance(value, dict):
         for key, each in value.items():
             _check_finite(each, source, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple | set):
         for at, each in enumerate(value):
             _check_finite(each, source, f"{path}[{at}]")
     elif isinstance(value, float) and not math.isfinite(value):
