@@ -164,6 +164,17 @@ def test_old_names_work_with_a_warning() -> None:
     assert len(config.warnings) == 2
 
 
+def test_a_parameter_of_two_types_takes_both_and_nothing_else() -> None:
+    text = (
+        LLM_D + "plugins:\n- type: precise-prefix-cache-producer\n  parameters:\n    indexerConfig:\n"
+        "      kvBlockIndexConfig: {metricsLoggingInterval: 60000000000}\n- type: random-picker\n"
+    )
+    for interval in ("60000000000", "1m0s"):
+        (warning,) = load(text.replace("60000000000", interval), "").warnings
+        assert "metricsLoggingInterval: has no effect" in warning
+    assert "must be a string, got a list" in str(failure(text.replace("60000000000", "[1]")))
+
+
 def test_parameters_without_effect_warn() -> None:
     text = LLM_D + "plugins:\n- type: active-request-scorer\n  parameters:\n    requestTimeout: 2m\n"
     (warning,) = load(text, "pool.yaml").warnings

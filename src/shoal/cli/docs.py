@@ -108,7 +108,7 @@ def _struct(hint: Any) -> type[msgspec.Struct] | None:
 def _type(hint: Any) -> str:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
-        return _type(next(kind for kind in inner if kind is not types.NoneType))
+        return " or ".join(_type(kind) for kind in inner if kind is not types.NoneType)
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in inner)
     if origin is tuple:

@@ -4,6 +4,7 @@ Owns the walk from YAML nodes to structs and plugin parameters.  What the docume
 they have is `pickerfile` and `settings`.
 """
 
+import contextlib
 import difflib
 import re
 import types
@@ -124,7 +125,11 @@ class Reader:
         if hint is object:
             return self._plain(node, path)
         if origin in (types.UnionType, Union):
-            return self.value(node, next(kind for kind in inner if kind is not types.NoneType), path, marks)
+            *others, last = (kind for kind in inner if kind is not types.NoneType)
+            for kind in others:
+                with contextlib.suppress(ConfigError):
+                    return self.value(node, kind, path, marks)
+            return self.value(node, last, path, marks)
         if origin is Literal:
             return self._choice(node, inner, path)
         if origin is tuple:

@@ -231,7 +231,7 @@ class BlockIndexConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
         RedisIndex | None, "outside", Ignored("every picker reads the events; nothing is shared by a database")
     ] = None
     enable_metrics: Annotated[bool, "metrics", Ignored("metrics are always on", alike=(True,))] = False
-    metrics_logging_interval: Annotated[str, "logged metrics", Ignored("metrics are exported, not logged")] = ""
+    metrics_logging_interval: Annotated[int | str, "logged metrics", Ignored("metrics are exported, not logged")] = ""
 
 
 class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
