@@ -131,6 +131,25 @@ def test_an_upgrade_under_load_replaces_every_worker_and_no_request_fails(
     assert until(lambda: len(pool.client.picture().workers) == 2)
 
 
+def test_an_upgrade_lets_an_answer_end_that_takes_longer_than_the_drain_at_the_end(plane: str, tmp_path: Path) -> None:
+    flags = ["--engines", "1", "--drain-timeout", "0.5", "--engine-arg=--slow-factor=20"]
+    running = Pool(tmp_path, ["--data-plane", plane, *flags])
+    try:
+        running.wait_ready()
+        old = running.client.picture().workers[0].pid
+        asked = body("long", 250, stream=True)
+        with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=asked, timeout=60.0) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            assert main(["up", "--upgrade", "--run-dir", str(running.run_dir)]) == 0
+            until(lambda: running.client.picture().workers[0].pid not in (None, old), why=running.said)
+            assert "data: [DONE]" in list(lines)
+        until(lambda: not psutil.pid_exists(old or 0), why=running.said)
+        assert "ended with requests in flight" not in running.said()
+    finally:
+        running.end()
+
+
 def test_an_invalid_configuration_is_refused_and_a_good_one_needs_no_restart_of_who_carries_the_bytes(
     pool: Pool,
 ) -> None:

@@ -19,6 +19,10 @@ from shoal.hosts.supervisor.vitals import Vitals
 from shoal.kernel import ConfigError
 from shoal.routing import Configured
 
+REPLACED_S = 3600.0
+"""How long a worker that was replaced may go on with the requests it has; nobody waits for it, as for the end of a
+pool."""
+
 
 class WorkersBehind(ConfigError):
     """The configuration is accepted, and workers run what was before it."""
@@ -61,7 +65,7 @@ class PoolOperations:
 
     async def _replace_workers(self) -> str:
         parts, pool = self._parts, self._parts.configuration.config.pool
-        upgrade = await parts.workers.upgrade(drain_s_of(parts.options, pool))
+        upgrade = await parts.workers.upgrade(max(REPLACED_S, drain_s_of(parts.options, pool)))
         self._log.info("upgrade", result=upgrade.text)
         if upgrade.is_done:
             self._workers_run = pool

@@ -317,7 +317,8 @@ class Workers:
 
     async def _let_go(self, old: WorkerProcess, drain_timeout_s: float) -> None:
         try:
-            await old.drain(drain_timeout_s)
+            if left := await old.drain(drain_timeout_s):
+                self._log.warning("a replaced worker was ended with requests in flight", picker=old.picker, left=left)
         finally:
             self._others.remove(old)
 
