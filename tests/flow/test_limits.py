@@ -143,6 +143,31 @@ def test_a_queue_in_the_engine_lowers_the_limit_of_answers_that_do_not_stream() 
     assert detector.limit("e0") == pytest.approx(85)
 
 
+def plain(*, sent_at: float, inflight: float = 100.0) -> Sample:
+    return Sample(None, own_s=0.1, ahead_s=0.0, sent_at=sent_at, inflight=inflight)
+
+
+def test_answers_that_do_not_stream_raise_a_limit_while_nothing_waits_in_the_engine() -> None:
+    detector = AdaptiveDetector(initial_requests=8)
+
+    def risen(sample: Sample, now: float) -> float:
+        before = detector.limit("e0")
+        detector.answered("e0", sample, now)
+        return detector.limit("e0") - before
+
+    assert risen(plain(sent_at=0.0), 1.0) == 0, "its engine has said nothing"
+    detector.read("e0", waiting=0.0, running=8.0, now=2.0)
+    assert risen(plain(sent_at=1.0), 3.0) == 1
+    assert risen(plain(sent_at=1.0, inflight=2.0), 3.0) == 0, "the limit is not used"
+    assert risen(plain(sent_at=2.5), 3.0) == 0, "sent after the reading"
+    detector.read("e0", waiting=1.0, running=8.0, now=4.0)
+    assert risen(plain(sent_at=2.5), 5.0) == 0, "something waits"
+    detector.read("e0", waiting=40.0, running=8.0, now=6.0)
+    detector.read("e0", waiting=0.0, running=8.0, now=7.0)
+    assert risen(plain(sent_at=5.0), 8.0) == 0, "sent before the limit was lowered"
+    assert 0 < risen(plain(sent_at=6.5), 8.0) < 1
+
+
 def test_ceilings_of_each_policy() -> None:
     assert StaticUsageLimit(threshold=0.9).ceilings([2, 1], 0.5, 0) == [0.9, 0.9]
     assert PriorityHoldback(min_ceiling=0.6).ceilings([9, 5, 0], 0.5, 0) == pytest.approx([1.0, 0.8, 0.6])

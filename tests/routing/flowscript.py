@@ -46,7 +46,7 @@ class FlowPool(Pool):
             id=name,
             api=Api.CHAT,
             model=str(fields.pop("model", "m")),
-            is_streaming=True,
+            is_streaming=bool(fields.pop("is_streaming", True)),
             prompt_tokens=tokens,
             prompt_bytes=4 * tokens,
             body_bytes=4 * tokens,

@@ -46,6 +46,30 @@ def test_a_dispatch_counts_at_once_whatever_the_metrics_say() -> None:
     assert pool.router.status().flow.requests == 10
 
 
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_an_engine_in_which_nothing_waits_is_filled(is_streaming: bool) -> None:
+    pool = FlowPool(POOL + "flow: {enabled: true}\n")
+    under_way: dict[str, float] = {}
+
+    done: set[str] = set()
+    for number in range(200):
+        pool.ask(f"r{number}", tokens=16, is_streaming=is_streaming)
+    for _ in range(120):
+        for name in [name for name in pool.told if pool.state(name) == "sent" and name not in done]:
+            under_way.setdefault(name, pool.now)
+        pool.now += 0.1
+        pool.load("e0", waiting=0, running=len(under_way), kv_usage_ratio=0.1)
+        for name, sent_at in list(under_way.items()):
+            if pool.now - sent_at >= 2.0:
+                del under_way[name]
+                done.add(name)
+                ttft_s = 0.03 if is_streaming else 2.0
+                pool.finish(name, ttft_s=ttft_s, duration_s=2.0)
+                pool.ask(f"{name}+", tokens=16, is_streaming=is_streaming)
+    assert pool.router.status().flow.requests == 0
+    assert len(under_way) == 200
+
+
 def test_metrics_that_stop_coming_halt_nothing() -> None:
     config = (
         f"{LLM_D}featureGates: [flowControl]\nplugins:\n- type: utilization-detector\n"

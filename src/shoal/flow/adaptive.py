@@ -22,10 +22,11 @@ FLOOR_ANSWERS = 64
 
 
 class Sample(NamedTuple):
-    """One answer.  ttft_s: as measured.  own_s: what its own prefill takes.  ahead_s: prefill that was thought to be
-    ahead of it when it was sent.  sent_at: when that was.  inflight: requests on the endpoint when it was answered."""
+    """One answer.  ttft_s: as measured, None where it did not stream.  own_s: what its own prefill takes.  ahead_s:
+    prefill that was thought to be ahead of it when it was sent.  sent_at: when that was.  inflight: requests on the
+    endpoint when it was answered."""
 
-    ttft_s: float
+    ttft_s: float | None
     own_s: float
     ahead_s: float
     sent_at: float
@@ -72,12 +73,14 @@ class Learning(Protocol):
 
 
 class _Limit:
-    """One endpoint.  requests, prefill_s: what it may hold.  is_growing: nothing has ever been too much yet."""
+    """One endpoint.  requests, prefill_s: what it may hold.  is_growing: nothing has ever been too much yet.
+    clear_at: when its engine said that nothing waits there, if that is the last that it said."""
 
     __slots__ = (
         "_answers",
         "_before_s",
         "_least_s",
+        "clear_at",
         "cut_at",
         "is_growing",
         "prefill_cut_at",
@@ -89,7 +92,7 @@ class _Limit:
         self.requests = requests
         self.prefill_s = prefill_s
         self.is_growing = True
-        self.cut_at = self.prefill_cut_at = float("-inf")
+        self.cut_at = self.prefill_cut_at = self.clear_at = float("-inf")
         self._answers = 0
         self._least_s = self._before_s = math.inf
 
@@ -110,8 +113,9 @@ class AdaptiveDetector:
     an engine in which nothing waits runs dry.  So each endpoint has two limits that move until requests wait there for
     about engineWaitSeconds: the prefill work that is in flight to it, by the picker's books, and the requests in
     flight.  They rise while they are used and answers come in time, and fall when they do not; the limit of requests
-    falls only when requests wait three times as long, or stand in the engine's own queue.  What is in flight has to fit
-    the KV cache as well.  The fullest of the three counts.
+    falls only when requests wait three times as long, or stand in the engine's own queue.  An answer that did not
+    stream raises that limit if nothing stood there while it was made.  What is in flight has to fit the KV cache as
+    well.  The fullest of the three counts.
     """
 
     type: ClassVar[str] = "adaptive-detector"
@@ -208,6 +212,13 @@ class AdaptiveDetector:
     def answered(self, endpoint_id: str, sample: Sample, now: float) -> None:
         """Move the limits by one answer."""
         limit = self._limit(endpoint_id)
+        if sample.ttft_s is None:
+            # How long it waited is not known; but what was under way when nothing waited found its place.  So each
+            # reading lets the limit rise by as many as ran then, and metrics that stop let it rise no more.
+            if limit.cut_at <= sample.sent_at <= limit.clear_at and sample.inflight >= USED_RATIO * limit.requests:
+                self._raise(limit)
+                self._show(endpoint_id, limit)
+            return
         waited_s = limit.waited_s(sample.ttft_s - sample.own_s)
         if waited_s <= self._wait_s:
             if sample.inflight >= USED_RATIO * limit.requests:
@@ -226,6 +237,7 @@ class AdaptiveDetector:
     def read(self, endpoint_id: str, waiting: float, running: float, now: float) -> None:
         """Lower the limit when requests wait in the engine though its prefill is not what they wait for."""
         limit = self._limit(endpoint_id)
+        limit.clear_at = now if waiting < 1.0 else float("-inf")
         if waiting > max(2.0, 0.1 * running) and now - limit.cut_at > 1.0 and running + waiting >= limit.requests:
             self._cut(limit, running + waiting, now)
             self._show(endpoint_id, limit)

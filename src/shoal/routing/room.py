@@ -174,15 +174,16 @@ class Room:
     # ------------------------------------------------------------------ what the detector learns from
 
     def answered(self, flight: Flight, outcome: Outcome, now: float) -> None:
-        """Learn from the record of a request that its chosen endpoint streamed."""
+        """Learn from the record of a request that its chosen endpoint answered."""
         learning = self._learning
         if learning is None:
             return
         member = self._fleet.get(flight.decision.chosen[0])
-        ttft_s = flight.engine_ttft_s(outcome)
-        if member is None or ttft_s is None or outcome.status != 200:
+        if member is None or outcome.status != 200 or outcome.served_address != member.endpoint.address:
             return
-        if not flight.request.is_streaming or outcome.served_address != member.endpoint.address:
+        # The first byte of a plain answer comes with its last.
+        ttft_s = flight.engine_ttft_s(outcome) if flight.request.is_streaming else None
+        if ttft_s is None and (flight.request.is_streaming or outcome.is_cut or outcome.is_client_gone):
             return
         inflight = self._fleet.cells["inflight_requests"][member.row]
         # Its own booking may be released already: it was one of those that the endpoint held.
