@@ -1,15 +1,22 @@
 """What metrics pages tell of an engine's speeds, and what they do not."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from bench.bars.twin_fit import step_errors, unknown
-from shoal.engine import find_profile
+from shoal.engine import Profile, find_profile
 from shoal.kernel import InvalidInput
 from shoal.simulation.scraped import fit_scrapes
-from tests.simulation.scrapes import EVERY_S, scrapes
+from shoal.wire.engine_totals import Totals, read_totals
+from tests.simulation.scrapes import EVERY_S
+from tests.simulation.scrapes import scrapes as pages_of
 
 BASE = find_profile("h100-8b")
+
+
+def scrapes(profile: Profile, seed: int, count: int = 10) -> list[tuple[float, Totals]]:
+    return [(at, read_totals(page)) for at, page in pages_of(profile, seed, count=count)]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
@@ -57,6 +64,8 @@ def test_too_little_between_scrapes_is_refused_with_what_is_needed() -> None:
         fit_scrapes([pages[3], (pages[3][0] + 60, pages[3][1])], BASE)
 
 
-def test_pages_of_others_are_refused_with_the_family_that_is_missing() -> None:
-    with pytest.raises(InvalidInput, match="no vllm:time_to_first_token_seconds_sum"):
-        fit_scrapes([(0.0, b"# TYPE x counter\nx 1\n")] * 2, BASE)
+@pytest.mark.parametrize("idle", ["decode_s", "prefill_s"])
+def test_scrapes_whose_sums_of_time_stay_at_nought_tell_nothing(idle: str) -> None:
+    still = [(at, msgspec.structs.replace(totals, **{idle: 0.0})) for at, totals in scrapes(BASE, 1, count=4)]
+    with pytest.raises(InvalidInput, match="whose prefill and decode took time"):
+        fit_scrapes(still, BASE)

@@ -58,3 +58,9 @@ def test_what_came_between_two_pages_is_the_difference_but_of_what_runs() -> Non
 def test_a_family_that_is_missing_is_named() -> None:
     with pytest.raises(InvalidInput, match="no vllm:iteration_tokens_total_sum"):
         read_totals(page(("0", 1.0), without="iteration_tokens_total"))
+
+
+@pytest.mark.parametrize("bound", ["x", "", "nan"])
+def test_a_bucket_whose_bound_is_no_number_is_passed_over(bound: str) -> None:
+    text = page(("0", 40.0))
+    assert read_totals(text.replace(b'le="8.0"', f'le="{bound}"'.encode())).sizes == {math.inf: 40.0}

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from shoal.kernel import ConfigError
+from shoal.cli.inputs import read_files
+from shoal.kernel import ConfigError, InvalidInput
+from shoal.wire.engine_totals import Totals, read_totals
 from shoal.wire.exposition import MAX_PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -27,10 +29,10 @@ _TIMEOUT_S = 5.0
 _LEAST_EVERY_S = 0.1
 
 
-def read_scrapes(console: Console, sources: Sequence[str], for_s: float, every_s: float) -> list[tuple[float, bytes]]:
-    """Return pages and when they were taken: of files `every_s` apart, or of one address, scraped for `for_s`.
+def read_scrapes(console: Console, sources: Sequence[str], for_s: float, every_s: float) -> list[tuple[float, Totals]]:
+    """Return what pages counted, and when they were taken: of files `every_s` apart, or of one address, for `for_s`.
 
-    Raises ConfigError.
+    Raises ConfigError, for a first page that is not vLLM's at once.
     """
     if not any(source.startswith(("http://", "https://")) for source in sources):
         if not every_s:
@@ -45,7 +47,7 @@ def read_scrapes(console: Console, sources: Sequence[str], for_s: float, every_s
     return _scraped(console, sources[0], for_s, max(every_s or 15.0, _LEAST_EVERY_S))
 
 
-def _scraped(console: Console, url: str, for_s: float, every_s: float) -> list[tuple[float, bytes]]:
+def _scraped(console: Console, url: str, for_s: float, every_s: float) -> list[tuple[float, Totals]]:
     """Scrape until the time is over; Ctrl-C ends it early, with what there is."""
     begin = time.monotonic()
     pages = [(0.0, _fetch(url))]
@@ -64,7 +66,7 @@ def _scraped(console: Console, url: str, for_s: float, every_s: float) -> list[t
     return pages
 
 
-def _fetch(url: str) -> bytes:
+def _fetch(url: str) -> Totals:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=_TIMEOUT_S) as answer:
@@ -74,15 +76,19 @@ def _fetch(url: str) -> bytes:
         raise ConfigError(f"cannot be scraped: {error.code} {error.reason}", source=url) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ConfigError(f"cannot be scraped: {getattr(error, 'reason', error)}", source=url) from None
-    return page
+    return _counted(page, url)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> Totals:
+    (page,) = read_files((path,), MAX_PAGE_BYTES)
+    return _counted(page, str(path))
+
+
+def _counted(page: bytes, source: str) -> Totals:
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_PAGE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror or error}", source=str(path)) from None
+        return read_totals(page)
+    except InvalidInput as error:
+        raise ConfigError(str(error), source=source) from None
 
 
 def show_scraped(console: Console, found: "ScrapedFit", base: str) -> None:

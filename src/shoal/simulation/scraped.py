@@ -17,7 +17,7 @@ from shoal.engine import Profile
 from shoal.engine.steptime import StepTime
 from shoal.kernel import InvalidInput
 from shoal.simulation.fit import Error
-from shoal.wire.engine_totals import Totals, read_totals
+from shoal.wire.engine_totals import Totals
 
 Floats = npt.NDArray[np.float64]
 
@@ -111,11 +111,11 @@ class _Window:
         return self._share * plain_s + (1 - self._share) * prefill_s, self._prefills_per_request * own_s
 
 
-def fit_scrapes(scrapes: Sequence[tuple[float, bytes]], base: Profile, *, name: str = "") -> ScrapedFit:
+def fit_scrapes(scrapes: Sequence[tuple[float, Totals]], base: Profile, *, name: str = "") -> ScrapedFit:
     """Return the profile whose steps take the mean times that an engine's metrics pages say.
 
-    scrapes: when each page was taken, in seconds, and the page; of one engine, in order.  base: where to begin, and
-    what is kept.  Raises InvalidInput for pages that are not vLLM's, or with too few requests between them.
+    scrapes: when each page was taken, in seconds, and what was counted until then; of one engine, in order.
+    base: where to begin, and what is kept.  Raises InvalidInput for too few requests between them.
     """
     windows = _windows(scrapes)
     held_out = round(_HELD_OUT * len(windows)) if len(windows) >= _FEWEST_TO_HOLD_OUT else 0
@@ -147,34 +147,39 @@ def fit_scrapes(scrapes: Sequence[tuple[float, bytes]], base: Profile, *, name: 
     )
 
 
-def _windows(scrapes: Sequence[tuple[float, bytes]]) -> list[_Window]:
-    totals = [(at, read_totals(text)) for at, text in scrapes]
-    most_running = max((each.running for _, each in totals), default=0.0)
+def _windows(scrapes: Sequence[tuple[float, Totals]]) -> list[_Window]:
+    most_running = max((each.running for _, each in scrapes), default=0.0)
     windows = []
-    before_at, before = totals[0] if totals else (0.0, None)
+    before_at, before = scrapes[0] if scrapes else (0.0, None)
     finished = 0.0
-    for at, each in totals[1:]:
+    for at, each in scrapes[1:]:
         assert before is not None
         since = each.since(before)
         if since.steps < 0 or since.requests < 0:
             # It began anew.
             before_at, before = at, each
             continue
-        if since.requests >= LEAST_REQUESTS and since.output_tokens > since.requests and at > before_at:
+        if since.requests >= LEAST_REQUESTS and _has_means(since) and at > before_at:
             windows.append(_Window(since, at - before_at, most_running))
             before_at, before = at, each
         finished = max(finished, since.requests)
     if not windows:
         raise InvalidInput(
             f"{len(scrapes)} scrapes with {finished:.0f} finished requests between them; at least two are needed, with "
-            f"{LEAST_REQUESTS} requests of more than one token between them, of one engine that was not started anew"
+            f"{LEAST_REQUESTS} requests of more than one token between them, whose prefill and decode took time, of "
+            "one engine that was not started anew"
         )
     return windows
 
 
-def _before_s(scrapes: Sequence[tuple[float, bytes]]) -> float:
+def _has_means(since: Totals) -> bool:
+    """Whether times and tokens were counted from which means can be taken."""
+    return since.output_tokens > since.requests and min(since.decode_s, since.prefill_s) > 0
+
+
+def _before_s(scrapes: Sequence[tuple[float, Totals]]) -> float:
     """Return the mean time of a request before its queue, since the engine's start."""
-    last = read_totals(scrapes[-1][1])
+    last = scrapes[-1][1]
     return max(0.0, (last.first_s - last.queue_s - last.prefill_s) / max(last.requests, 1.0))
 
 

@@ -3,6 +3,7 @@
 Owns the names.  How busy an engine is right now is `engine_metrics`', the text format is `exposition`'s.
 """
 
+import contextlib
 import math
 import re
 
@@ -83,10 +84,14 @@ def _total(page: Page, family: bytes, suffix: bytes) -> float:
 
 
 def _buckets(page: Page, family: bytes) -> dict[float, float]:
-    """Return how many were up to each bound, the infinite one included."""
+    """Return how many were up to each bound, the infinite one included; a bound that is no number is passed over."""
     counts: dict[float, float] = {}
     for sample in page.samples(family + b"_bucket", family):
         bound = _BOUND.search(sample.labels)
-        if bound is not None and math.isfinite(sample.value):
-            counts[float(bound[1])] = counts.get(float(bound[1]), 0.0) + sample.value
+        if bound is None or not math.isfinite(sample.value):
+            continue
+        with contextlib.suppress(ValueError):
+            most = float(bound[1])
+            if not math.isnan(most):
+                counts[most] = counts.get(most, 0.0) + sample.value
     return counts
