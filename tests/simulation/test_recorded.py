@@ -9,7 +9,7 @@ from shoal.routing import Arrived, Ended, Event, Recorded
 from shoal.routing.journal import MAGIC, Opening, Step, encode
 from shoal.simulation import ClusterConfig, NodeConfig, Session, Turn, read_experiment, recorded
 from shoal.simulation.cluster import Cluster
-from shoal.simulation.experiment import nodes_of, run_experiment
+from shoal.simulation.experiment import Trace, nodes_of, run_experiment, sessions_of
 from shoal.simulation.prompts import Prompt
 
 CHATS = """
@@ -78,6 +78,15 @@ def test_requests_of_a_session_that_overlap_are_not_made_to_wait() -> None:
     steps = [arrived(1, 0.0, OPENING), arrived(2, 1.0, GROWN), *ended(1, 5.0, 3), *ended(2, 6.0, 3)]
     sessions = recorded.journal([written(steps)])
     assert [(session.arrives_s, len(turns(session))) for session in sessions] == [(0.0, 1), (1.0, 1)]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 9, 0])
+def test_a_limit_behind_a_skip_counts_sessions_whatever_they_hold(limit: int) -> None:
+    steps: list[tuple[float, Event]] = []
+    for number, session in enumerate("abcabcabc"):
+        steps += [arrived(number, float(number), OPENING, session), *ended(number, number + 0.5, 3)]
+    found = sessions_of(Trace(path="x", format="journal", limit=limit, skip=1), [written(steps)])
+    assert [(each.id, len(turns(each))) for each in found] == [("b", 3), ("c", 3)][: limit or None]
 
 
 def test_an_answer_of_unknown_length_is_as_long_as_is_usual() -> None:

@@ -40,6 +40,25 @@ def test_what_is_left_behind_a_skip_begins_at_nought_and_is_the_rest_of_the_trac
         sessions_of(Trace(path="x", format="mooncake", skip=9), lines)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 9, 0])
+def test_a_limit_behind_a_skip_counts_whole_sessions(limit: int) -> None:
+    rows = [
+        {
+            "timestamp": 10_000 * turn + n,
+            "input_length": 600 + 600 * turn,
+            "output_length": 5,
+            "hash_ids": ids[: turn + 2],
+        }
+        for turn in range(3)
+        for n, ids in enumerate([range(100 * k, 100 * k + 9) for k in range(4)])
+    ]
+    lines = b"\n".join(json.dumps({**row, "hash_ids": list(row["hash_ids"])}).encode() for row in rows)
+    trace = Trace(path="x", format="mooncake", has_sessions=True, limit=limit, skip=2)
+    found = sessions_of(trace, [lines])
+    assert [len(turns(session)) for session in found] == [3, 3][: limit or None]
+    assert [session.arrives_s for session in found] == pytest.approx([0.0, 0.001][: limit or None])
+
+
 def test_azure_rows_share_nothing() -> None:
     text = (
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -27,10 +27,11 @@ from shoal.wire.documents import read_document
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
-    """Recorded traffic.  rate: how much faster than recorded.  limit: requests or sessions, 0 for all.  skip: sessions
-    left out at its beginning, as when a policy was chosen on them; the first one behind them begins at 0.
+    """Recorded traffic.  rate: how much faster than recorded.  limit: sessions, 0 for all.  skip: sessions left out at
+    its beginning, as when a policy was chosen on them; the first one behind them begins at 0.
 
-    has_sessions: of `mooncake`, see `traces.mooncake`; journals have sessions of themselves.
+    has_sessions: of `mooncake`, see `traces.mooncake`; journals have sessions of themselves.  Without a skip the limit
+    of these two is one of requests, of which sessions are made.
     """
 
     path: str
@@ -43,6 +44,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def last(self) -> int:
         """Up to which request or session it is read, 0 for all."""
+        if self.skip and (self.has_sessions or self.format == "journal"):
+            # How many requests the sessions have is known when all are read.
+            return 0
         return self.limit + self.skip if self.limit else 0
 
     @property
@@ -230,6 +234,8 @@ def sessions_of(trace: Trace, files: list[bytes]) -> list[Session]:
     Raises InvalidInput.
     """
     sessions = _sessions_of(trace, files)[trace.skip :]
+    if trace.skip and trace.limit:
+        sessions = sessions[: trace.limit]
     if not sessions and trace.skip:
         raise InvalidInput(f"has no session behind the {trace.skip} to skip")
     start_s = min((session.arrives_s for session in sessions if session.arrives_s is not None), default=0.0)
