@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from shoal.kernel import ConfigError
@@ -8,6 +6,7 @@ from shoal.routing import Configured, Ended, Recorded, Refuse
 from shoal.routing.commands import Forward, Hold
 from shoal.routing.config import effective, load
 from shoal.routing.events import EndpointChanged, EndpointLeft, SessionAborted
+from shoal.routing.flowplan import LONGEST_WAIT_S
 from tests.routing.flowscript import LLM_D, OBJECTIVES, POOL, FlowPool, flow_of
 from tests.routing.script import Pool
 
@@ -349,10 +348,23 @@ def test_llm_ds_gate_gives_llm_ds_policies_and_shoals_flow_its_own() -> None:
     assert load("", "").flow is None
 
 
-def test_a_ttl_of_0_is_none() -> None:
-    plan = load(LLM_D + "featureGates: [flowControl]\nflowControl: {defaultRequestTTL: 0s}\n", "").flow
+@pytest.mark.parametrize(
+    ("given", "ttl_s", "no_endpoint_s"),
+    [
+        ("", 60, 60),
+        ("defaultRequestTTL: 20s", 20, 20),
+        ("defaultRequestTTL: 0s", LONGEST_WAIT_S - 60, 60),
+        ("defaultRequestTTL: 0", LONGEST_WAIT_S - 60, 60),
+        ("noEndpointRequestTTL: 0", 60, LONGEST_WAIT_S - 60),
+        ("defaultRequestTTL: 0, noEndpointRequestTTL: 10m", LONGEST_WAIT_S - 600, 600),
+        ("defaultRequestTTL: 0, noEndpointRequestTTL: 0", LONGEST_WAIT_S / 2, LONGEST_WAIT_S / 2),
+        ("defaultRequestTTL: 50m", 3000, LONGEST_WAIT_S - 3000),
+    ],
+)
+def test_waits_without_a_limit_are_as_long_as_a_picker_may_take(given: str, ttl_s: float, no_endpoint_s: float) -> None:
+    plan = load(LLM_D + f"featureGates: [flowControl]\nflowControl: {{{given}}}\n", "").flow
     assert plan is not None
-    assert plan.ttl_s == math.inf
+    assert (plan.ttl_s, plan.queue.no_endpoint_ttl_s) == (ttl_s, no_endpoint_s)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +384,21 @@ def test_a_ttl_of_0_is_none() -> None:
             "flowControl: {priorityBands: [{priority: 1}, {priority: 1}]}\n",
             "flowControl.priorityBands[1].priority",
             "already a band of priority 1",
+        ),
+        (
+            "flowControl: {defaultRequestTTL: 5h}\n",
+            "flowControl.defaultRequestTTL",
+            "must be under 58m together.*give shorter ones",
+        ),
+        (
+            "flowControl: {noEndpointRequestTTL: 5h}\n",
+            "flowControl.noEndpointRequestTTL",
+            "must be under 58m together",
+        ),
+        (
+            "flowControl: {defaultRequestTTL: 20m, noEndpointRequestTTL: 38m}\n",
+            "flowControl.noEndpointRequestTTL",
+            "must be under 58m together",
         ),
     ],
 )

@@ -3,7 +3,6 @@
 Owns which policy stands where none is named: llm-d's own with llm-d's feature gate, Shoal's with `flow.enabled`.
 """
 
-import math
 from typing import Any, NamedTuple
 
 from shoal.flow import BandPolicy, Detector, Fairness, Ordering, QueuePolicy, UsageLimit
@@ -20,10 +19,13 @@ from shoal.routing.settings import Flow
 HELD_BACK_RATIO = 0.25
 """Of the pool's room, for the highest band, where Shoal's own defaults hold and there are several bands."""
 
+LONGEST_WAIT_S = 3480.0
+"""In the queue and for endpoints together: Envoy waits an hour for a picker, then passes a request unrouted."""
+
 
 class FlowPlan(NamedTuple):
-    """ttl_s: how long a request waits while its model has endpoints, infinite without a limit.  priorities: of the
-    configured bands.  eviction: of requests that run."""
+    """ttl_s: how long a request waits while its model has endpoints.  priorities: of the configured bands.
+    eviction: of requests that run."""
 
     queue: QueuePolicy
     detector: Detector
@@ -74,9 +76,7 @@ class _Builder:
         given, flow = self._given, self._flow
         fallback = self._band(given.default_priority_band or BandSpec(), "flowControl.defaultPriorityBand")
         negative = given.default_negative_priority_band
-        no_endpoint_s = given.no_endpoint_request_ttl
-        if no_endpoint_s is None:
-            no_endpoint_s = given.default_request_ttl or 60.0
+        ttl_s, no_endpoint_s = self._waits()
         queue = QueuePolicy(
             fallback=fallback,
             negative_fallback=self._band(negative, "flowControl.defaultNegativePriorityBand") if negative else fallback,
@@ -94,10 +94,28 @@ class _Builder:
             queue,
             self._detector(),
             self._usage_limit(),
-            given.default_request_ttl or math.inf,
+            ttl_s,
             tuple(sorted(queue.bands, reverse=True)),
             self._eviction(),
         )
+
+    def _waits(self) -> tuple[float, float]:
+        """Return how long a request waits with endpoints, and without; no limit (0) is as long as may be."""
+        ttl_s, no_endpoint_s = self._given.default_request_ttl, self._given.no_endpoint_request_ttl
+        left_s = LONGEST_WAIT_S - ttl_s - (no_endpoint_s or 0.0)
+        if left_s <= 0:
+            field = "defaultRequestTTL" if ttl_s >= (no_endpoint_s or 0.0) else "noEndpointRequestTTL"
+            raise self._reader.error(
+                f"flowControl.{field}",
+                f"defaultRequestTTL and noEndpointRequestTTL must be under {LONGEST_WAIT_S / 60:.0f}m together, as "
+                "Envoy passes a request that waits an hour to any endpoint; give shorter ones, or 0 for the longest",
+            )
+        if no_endpoint_s is None:
+            no_endpoint_s = min(ttl_s or 60.0, left_s)
+            left_s -= no_endpoint_s
+        if not ttl_s and not no_endpoint_s:
+            return left_s / 2, left_s / 2
+        return ttl_s or left_s, no_endpoint_s or left_s
 
     def _eviction(self) -> Mode:
         if self._flow.eviction is not None:

@@ -26,6 +26,7 @@ from shoal.hosts.envoy.routes import route_configuration
 from shoal.hosts.envoy.settings import CONTROL_HEADERS, Clocks
 from shoal.hosts.envoy.typed import seconds
 from shoal.kernel import ConfigError
+from shoal.routing.flowplan import LONGEST_WAIT_S
 
 PICKERS = (Picker(id="0", socket="/run/p0"), Picker(id="1", socket="/run/p1"))
 
@@ -59,6 +60,7 @@ def test_a_dead_picker_never_cuts_a_stream_and_closed_mode_has_a_guard(mode: Fai
 def test_the_pickers_time_is_envoys_longest_and_responses_never_cross() -> None:
     picker = http_filters(settings())[1]["typed_config"]
     assert picker["message_timeout"] == "3600s"
+    assert Clocks().message_s > LONGEST_WAIT_S
     mode = picker["processing_mode"]
     assert (mode["request_body_mode"], mode["response_header_mode"], mode["response_body_mode"]) == (
         "BUFFERED",
