@@ -167,6 +167,38 @@ def test_the_wrong_key_of_one_client_closes_nothing_for_the_next() -> None:
     play(engine, scene)
 
 
+def test_a_client_without_a_key_closes_nothing_for_one_that_has_it() -> None:
+    engine = Engine("good", render={"token_ids": [1]})
+
+    async def scene(made: RemoteTokenizer) -> None:
+        with pytest.raises(NoTokens, match="unauthorized"):
+            await ask(made, engine, Api.CHAT, chat(), client_key={})
+        with_key = {"client_key": {"authorization": "Bearer good"}}
+        assert numbers(await ask(made, engine, Api.CHAT, chat(), **with_key)) == [[1]]
+
+    play(engine, scene)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"backend": Backend(authorization="Bearer bad"), "client_key": {"authorization": "Bearer client"}},
+        {"backend": Backend(authorization="Bearer bad")},
+        {},
+    ],
+)
+def test_a_refusal_that_no_client_can_change_closes_rendering(asked: dict[str, Any]) -> None:
+    engine = Engine("good", render={"token_ids": [1]})
+
+    async def scene(made: RemoteTokenizer) -> None:
+        for _ in range(2):
+            with pytest.raises(NoTokens, match="unauthorized"):
+                await ask(made, engine, Api.CHAT, chat(), **asked)
+        assert [path for path, _ in engine.asked] == ["/v1/chat/completions/render", "/tokenize", "/tokenize"]
+
+    play(engine, scene)
+
+
 def test_token_ids_need_no_engine() -> None:
     engine = Engine()
 

@@ -46,12 +46,13 @@ class Server(NamedTuple):
     """Who is asked.
 
     url: its base.  backend: how it is dialled, with its own key.  client_key: headers with the client's, which it gets
-    if it has none of its own.  has_render: False for engines that only have `/tokenize`.
+    if it has none of its own, None where no client's is handed on.  has_render: False for engines that only have
+    `/tokenize`.
     """
 
     url: str
     backend: Backend = PLAIN
-    client_key: Mapping[str, str] = {}
+    client_key: Mapping[str, str] | None = None
     has_render: bool = True
 
 
@@ -120,8 +121,8 @@ class RemoteTokenizer:
             # vLLM wants its API key here, and none for `/tokenize`.
             if status not in (*_NOT_ALLOWED, *_NOT_THERE):
                 raise NoTokens(_reason(status))
-            if status in _NOT_THERE or not server.client_key:
-                # One client's key says nothing of the next one's.
+            if status in _NOT_THERE or server.backend.authorization or server.client_key is None:
+                # One client's key, or the lack of one, says nothing of the next one's.
                 self._close(server.url + path)
         if has_media:
             # Its answer does not say what stands where.
@@ -140,7 +141,7 @@ class RemoteTokenizer:
 
     async def _post(self, server: Server, path: str, body: dict[str, Any], timeout_s: float) -> tuple[int, bytes]:
         backend = server.backend
-        key = {"authorization": backend.authorization} if backend.authorization else server.client_key
+        key = {"authorization": backend.authorization} if backend.authorization else server.client_key or {}
         try:
             async with asyncio.timeout(timeout_s):
                 asking = self._session.post(

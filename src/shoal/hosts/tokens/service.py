@@ -186,9 +186,9 @@ class Tokenizers:
             )
             self._ask(job, server, backend)
 
-    def _client_key(self, asked: Asked) -> dict[str, str]:
+    def _client_key(self, asked: Asked) -> dict[str, str] | None:
         if not self._settings.forwards_client_key:
-            return {}
+            return None
         return {name: asked.headers[name] for name in CLIENT_KEY_HEADERS if name in asked.headers}
 
     def _fail_soon(self, job: Job, source: str, reason: str) -> None:
