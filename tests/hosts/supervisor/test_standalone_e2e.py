@@ -87,6 +87,7 @@ def test_a_gateway_is_told_the_endpoint_and_the_verbs_find_the_picker(
     page = capsys.readouterr().out
     assert f"grpc://127.0.0.1:{alone.port}" in page
     assert address in page
+    assert " ERROR " not in alone.said("picker")
     assert main(["endpoint", "drain", address, *alone.flags]) == 0
     assert "drained" in capsys.readouterr().out
 

@@ -119,6 +119,8 @@ class StandalonePicker(Worker):
     ) -> None:
         flags = ["--socket", "", "--admin", str(run_dir / _WORKER_SOCKET), "--seed", str(options.seed)]
         flags += ["--hash-key", hash_key_of(configuration.config.pool), "--backends", str(run_dir / BACKENDS)]
+        # What it reads how engines are dialled from is there before it looks.
+        tell_workers(run_dir, {}, {})
         super().__init__(parser().parse_args(flags), configuration.config, configuration.text)
         self.picker.is_behind_gateway = True
         self._picker_options = options
