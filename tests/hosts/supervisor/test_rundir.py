@@ -80,12 +80,23 @@ def test_a_verb_without_a_pool_says_where_it_looked_and_which_pools_run(
 
 
 def test_keys_and_private_keys_do_not_outlive_the_pool(tmp_path: Path) -> None:
+    names = [
+        "envoy/eds/eds.json", "envoy/eds/.eds.json.7", "envoy/sds/listener.json", "backends.json", ".backends.json.7",
+        "direct/backends.json", "direct/.backends.json.7",
+    ]  # fmt: skip
     run_dir = RunDir(tmp_path / "run")
+
+    def leave_behind() -> list[Path]:
+        files = [run_dir.path / name for name in (*names, "envoy/envoy.json")]
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("{}")
+        return files
+
+    only_the_last = [False] * len(names) + [True]
+    died = leave_behind()
     run_dir.open()
-    secrets = [run_dir.path / "envoy" / name for name in ("eds/eds.json", "sds/listener.json")]
-    other = run_dir.path / "envoy" / "envoy.json"
-    for file in (*secrets, other):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("{}")
+    assert [file.exists() for file in died] == only_the_last
+    ended = leave_behind()
     run_dir.close()
-    assert [file.exists() for file in (*secrets, other)] == [False, False, True]
+    assert [file.exists() for file in ended] == only_the_last

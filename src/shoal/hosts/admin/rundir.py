@@ -14,8 +14,12 @@ from shoal.kernel import ConfigError
 
 ADMIN_SOCKET = "admin.sock"
 _LOCK = "lock"
-# What data planes and workers read keys of engines and private keys from.
-_SECRETS = ("envoy/eds/*", "envoy/sds/*", "backends.json")
+# What data planes and workers read keys of engines and private keys from, what a writer that died left half written,
+# and both where earlier versions had them.
+_SECRETS = (
+    "envoy/eds/*", "envoy/sds/*", "backends.json", ".backends.json.*",
+    "direct/backends.json", "direct/.backends.json.*",
+)  # fmt: skip
 _LONGEST_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its final zero
 _LONGEST_SOCKET_NAME_BYTES = 20
 
