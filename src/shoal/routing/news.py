@@ -18,6 +18,8 @@ MAX_BOOKINGS_PER_PART = 3000
 """Bookings in one part of a picker's state: 110 KB, 2 ms for the giver; with the longest names less than a megabyte."""
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
+"""Ids of endpoints have no more bytes of UTF-8 than this from where they are made: messages keep their limit by it."""
+
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 52)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * 2 * MAX_BLOCKS)]

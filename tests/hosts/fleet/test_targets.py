@@ -88,8 +88,9 @@ def test_any_text_is_a_target_or_a_config_error(text: str) -> None:
     assert parse_url(target.url) == target
 
 
-@pytest.mark.parametrize("name", ["x" * 201, "a\nb", "a\x00"])
+@pytest.mark.parametrize("name", ["x" * 201, "\u9be8" * 67, "a\nb", "a\x00", "\ud800"])
 def test_a_name_that_could_not_be_told_to_peers_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="a name has up to 200 characters"):
+    with pytest.raises(ConfigError, match="a name has up to 200 bytes"):
         parse_url("http://10.0.0.1:8000", name=name)
-    assert parse_url("http://10.0.0.1:8000", name="x" * 200).endpoint("10.0.0.1").id == "x" * 200
+    for longest in ("x" * 200, "\u9be8" * 66):
+        assert parse_url("http://10.0.0.1:8000", name=longest).endpoint("10.0.0.1").id == longest

@@ -20,8 +20,8 @@ ENGINE_LABELS = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-typ
 
 _HOST_NAME = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?")
 _MAX_HOST_CHARS = 253
-MAX_NAME_CHARS = 200
-"""Of a target; with the address behind it, no longer than what pickers tell each other."""
+MAX_NAME_BYTES = 200
+"""Of a target, in UTF-8; with the address behind it, no longer than what pickers tell each other."""
 
 _NUMERIC_NAME = re.compile(r"([0-9.]*\.)?[0-9]+")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -102,8 +102,8 @@ def parse_url(
         raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}", source=source)
     if not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
         raise ConfigError("an API key is printable ASCII without spaces", source=source)
-    if len(name) > MAX_NAME_CHARS or not name.isprintable():
-        raise ConfigError(f"a name has up to {MAX_NAME_CHARS} characters, all of them printable", source=source)
+    if not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+        raise ConfigError(f"a name has up to {MAX_NAME_BYTES} bytes, all of it printable", source=source)
     host, port = _host_and_port(parts, text, source)
     return Target(
         host=host,
