@@ -48,6 +48,26 @@ def test_ranks_share_no_cache_and_a_client_may_say_which_one_it_means() -> None:
     run_async(check())
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "x"}),
+        ("/pooling", {"input": "x"}),
+        ("/score", {"text_1": "x", "text_2": "y"}),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}),
+    ],
+)
+def test_what_only_reads_a_prompt_goes_to_the_rank_that_was_asked_for(path: str, body: dict[str, Any]) -> None:
+    async def check() -> None:
+        async with running(quick(data_parallel_size=2)) as engine:
+            assert (await engine.post(path, body, x_data_parallel_rank="1"))[0] == 200
+            counted = await by_rank(engine, "vllm:prompt_tokens_total")
+            assert counted["0"] == 0 < counted["1"]
+            assert (await engine.post(path, body, x_data_parallel_rank="2"))[0] == 400
+
+    run_async(check())
+
+
 def test_a_request_goes_to_the_rank_with_the_least_to_do_and_is_aborted_there() -> None:
     async def check() -> None:
         async with running(quick(data_parallel_size=3, faults={"slow_factor": 50.0})) as engine:

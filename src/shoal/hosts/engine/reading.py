@@ -79,7 +79,7 @@ async def _prefill(
     context: Context, call: Call, prompts: list[bytes], adapter: str, cache_salt: str | None, priority: int | None
 ) -> list[Generation]:
     generations = context.planner.prefills(call.answer_id, prompts)
-    await context.run(WholeAnswer(len(generations)), generations, adapter, cache_salt, priority)
+    await context.run(WholeAnswer(len(generations)), generations, adapter, cache_salt, priority, call.rank)
     if any(generation.is_aborted for generation in generations):
         raise ApiError(500, "The request was aborted.", "InternalServerError")
     return generations
