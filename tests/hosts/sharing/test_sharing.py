@@ -408,3 +408,43 @@ def test_a_name_that_is_none_and_sockets_that_are_none_do_not_end_the_sharing(
         picker.close()
 
     asyncio.run(run())
+
+
+def test_a_peer_that_cannot_be_listened_to_is_told_of_once_for_each_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        picker = Picker(tmp_path, 1)
+        await picker.sharing.start()
+        other = Picker(tmp_path, 2)
+        picker.follow(other)
+        made = picker.sharing._circle
+        assert made is not None
+        reason, opens = "too many open files", made._wires.open
+
+        def breaks(_: int) -> None:
+            raise OSError(reason)
+
+        def look(*addresses: str) -> list[str]:
+            caplog.clear()
+            made.follow([(address, f"{address}-asked") for address in addresses])
+            return [str(vars(record)["fields"]["at"]) for record in caplog.records if record.levelname == "ERROR"]
+
+        monkeypatch.setattr(made._wires, "open", breaks)
+        first, second = f"ipc://{tmp_path}/first", f"ipc://{tmp_path}/second"
+        assert look(first) == [first]
+        assert look(first, second) == [second]
+        assert look(first, second) == []
+        reason = "not permitted"
+        assert look(first, second) == [first, second]
+        assert look(first) == []
+        assert look(first, second) == [second]
+        with monkeypatch.context() as mended:
+            mended.setattr(made._wires, "open", opens)
+            assert look(first) == []
+        assert look() == []
+        assert look(first) == [first]
+        picker.close()
+        other.close()
+
+    asyncio.run(run())

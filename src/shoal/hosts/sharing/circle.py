@@ -47,6 +47,7 @@ class Circle:
         self.voice = Voice(self._wires, driver, run, name)
         self._listened_at = 0.0
         self._ears: dict[str, Ear] = {}
+        self._deaf: dict[str, str] = {}  # address -> why it cannot be listened to, as the log has it
         self._siblings: tuple[Pair, ...] = ()
         self._remote: tuple[Pair, ...] = ()
         self._bound = ""
@@ -188,13 +189,17 @@ class Circle:
         wanted = dict([*self._siblings, *self._remote][:MAX_EARS])
         for address in [each for each in self._ears if each not in wanted]:
             self._drop(address)
+        self._deaf = {address: why for address, why in self._deaf.items() if address in wanted}
         for said, asked in wanted.items():
             if said in self._ears:
                 continue
             try:
                 self._ears[said] = Ear(self._wires, said, asked, self._driver.feed, self._is_taken)
+                self._deaf.pop(said, None)
             except OSError as error:
-                _log.error("a peer cannot be listened to", at=said, why=error)
+                if self._deaf.get(said) != str(error):
+                    self._deaf[said] = str(error)
+                    _log.error("a peer cannot be listened to", at=said, why=error)
 
     def _drop(self, address: str) -> None:
         ear = self._ears.pop(address)
