@@ -95,6 +95,29 @@ def test_a_passenger_that_got_on_twice_departs_once() -> None:
         assert [asked.body for asked in it.asked] == [b"a", b"b"]
 
 
+def test_a_request_that_can_be_neither_sent_nor_answered_holds_up_none_behind_it() -> None:
+    def breaks(_: bytes) -> None:
+        raise MemoryError
+
+    with world() as it:
+        warm(it, 4)
+        it.answer = lambda *_: None
+        before = [bytes(each.transport.heard) for each in it.engines]
+        it.client().peer_says(ASK + b"a")
+        idle = [each for each, heard in zip(it.engines, before, strict=True) if each.transport.heard == heard]
+        clients = [it.client() for _ in range(3)]
+        for client in clients:
+            client.peer_says(ASK + b"b")
+        for engine in idle[1:]:
+            engine.transport.write = breaks  # type: ignore[method-assign]
+        for client in clients[:2]:
+            client.write = breaks  # type: ignore[method-assign]
+        it.loop.run()
+        assert [asked.body for asked in it.asked] == [b"a", b"b"]
+        assert [client.is_lost for client in clients] == [True, True, False]
+        assert [account.outcome.status for account in it.accounts[4:]] == [500, 500]
+
+
 @pytest.mark.parametrize("together", [1, 2, MOST_LEAVING + 1])
 def test_a_request_that_cannot_be_sent_for_a_reason_nobody_foresaw_is_answered_at_once(together: int) -> None:
     def breaks(_: bytes) -> None:

@@ -224,16 +224,13 @@ class Relay:
             self._give_up(status)
 
     def _may_retry(self) -> bool:
-        plane = self._plane
-        if self._tries > plane.picker.retries_of(self._placed.forward):
+        if self._tries > self._plane.picker.retries_of(self._placed.forward):
             return False
-        return self._is_retry or plane.may_retry()
+        return self._is_retry or self._plane.may_retry()
 
     def _retry(self) -> None:
         self._close_engine()
-        self._answer = None
-        self._pending = b""
-        self._is_resent = False
+        self._answer, self._pending, self._is_resent = None, b"", False
         if not self._is_retry:
             self._is_retry = True
             self._plane.retrying += 1
@@ -276,15 +273,13 @@ class Relay:
             self._begin(answer, rest)
         else:
             # Until there is something of its body an answer is a promise: engines send the head before they prefill.
-            engine = self._engine
-            assert engine is not None
+            assert self._engine is not None
             self._held_at = self._plane.wheel.now
-            engine.take = self._on_first
+            self._engine.take = self._on_first
 
     def _on_first(self, data: bytes) -> None:
-        answer = self._answer
-        assert answer is not None
-        self._begin(answer, data)
+        assert self._answer is not None
+        self._begin(self._answer, data)
 
     def _begin(self, answer: AnswerHead, rest: bytes) -> None:
         """Send the head with the first bytes of the body; what follows is the splice's."""
@@ -417,7 +412,13 @@ class Relay:
     def fault(self, error: Exception) -> None:
         """A step on the way to the engine raised what nobody foresaw, and nobody else would end the request."""
         log.exception("a request could not be sent", error)
-        self._end_early("LR", is_failure=False, status=500)
+        try:
+            self._end_early("LR", is_failure=False, status=500)
+        except Exception as again:
+            log.exception("a request could not be answered", again)
+            self._client.relay = None  # so that it is recorded once
+            self._record(500)
+            self._client.abort()
 
     def completed(self, is_reusable: bool) -> None:
         """The whole answer went to the client."""
@@ -433,9 +434,8 @@ class Relay:
 
     def close_books(self) -> None:
         """Tell the router of an answer that is complete."""
-        answer = self._answer
-        assert answer is not None
-        self._record(answer.status, is_failure=answer.status >= 500)
+        assert self._answer is not None
+        self._record(self._answer.status, is_failure=self._answer.status >= 500)
 
     def broken(self, flag: str) -> None:
         """The answer is not HTTP."""

@@ -22,7 +22,7 @@ class Passenger(Protocol):
         """Go to the engine."""
 
     def fault(self, error: Exception) -> None:
-        """It could not depart: answer its client."""
+        """It could not depart: answer its client, or hang up.  Raises nothing, for others wait to depart."""
 
     def close_books(self) -> None:
         """Tell the router of the end."""
