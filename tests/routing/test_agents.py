@@ -111,6 +111,36 @@ def test_the_fallbacks_stay_behind_the_kept_endpoint() -> None:
     assert len(set(again.forward.endpoints)) == 3
 
 
+@pytest.mark.parametrize("failure", [{"status": 503, "is_upstream_failure": True, "ttft_s": None}, {"status": 404}])
+@pytest.mark.parametrize("is_early", [False, True])
+def test_nothing_is_kept_for_a_request_that_was_not_served(failure: dict[str, object], is_early: bool) -> None:
+    made = Pool(4)
+    sent = made.send("history", 2000, session_id="s", hints=BACK)
+    for step in (lambda: sent.record(**failure), sent.end)[:: 1 if is_early else -1]:
+        step()
+    assert len(made.router._returns) == 0
+
+
+def test_the_endpoint_that_served_in_the_end_is_kept() -> None:
+    for is_early in (False, True):
+        for seed in range(8):
+            made = Pool(4, seed=seed)
+            sent = made.send("history", 2000, session_id="s", hints=BACK)
+            served = sent.forward.endpoints[1]
+            for step in (lambda: sent.record(served_address=served, attempts=2), sent.end)[:: 1 if is_early else -1]:
+                step()
+            assert made.send("something else", 1000, session_id="s").target == served
+
+
+def test_a_late_record_says_nothing_of_a_later_promise() -> None:
+    made = Pool(4)
+    failed = made.send("history", 2000, session_id="s", hints=BACK)
+    failed.end()
+    where = promised(made)
+    failed.record(status=503, is_upstream_failure=True, ttft_s=None)
+    assert name_of(made.send("something else", 1000, session_id="s")) == where
+
+
 def test_a_promise_ends_with_its_time_and_with_its_first_use() -> None:
     made = Pool(4)
     promised(made)

@@ -63,6 +63,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     is_upstream_failure: bool = False
     flags: str = ""
 
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the engine that served has worked through the prompt."""
+        # A gateway of somebody else tells no first byte; an answer that ran to its end was prefilled all the same.
+        is_whole = not (self.is_cut or self.is_client_gone or self.is_upstream_failure)
+        return (self.ttft_s is not None or is_whole) and 0 < self.status < 400
+
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """What was predicted of a request on its endpoint when it was sent, and what its client asked for.

@@ -89,9 +89,7 @@ class Lessons:
         self, flight: Flight, first: Member | None, served: Member | None, outcome: Outcome, now: float
     ) -> bool:
         """Give the prompt's blocks to the endpoint that prefilled them, and to no other; return whether any did."""
-        # A gateway of somebody else tells no first byte; an answer that ran to its end was prefilled all the same.
-        is_whole = not (outcome.is_cut or outcome.is_client_gone or outcome.is_upstream_failure)
-        is_prefilled = (outcome.ttft_s is not None or is_whole) and 0 < outcome.status < 400
+        is_prefilled = outcome.is_prefilled
         expected = flight.expectation
         if not is_prefilled and flight.place is not None:
             flight.place.tokens = 0.0

@@ -6,11 +6,13 @@ or a moment of load, would send it away.
 """
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import numpy as np
 
-from shoal.pool import Decision, FleetView, Refusal, RefusalReason, Request
+from shoal.pool import Decision, FleetView, Outcome, Refusal, RefusalReason, Request
 from shoal.routing.books import Flight
+from shoal.routing.fleet import Member
 
 MAX_SESSIONS = 50_000
 """About 15 MB; the oldest promise gives way."""
@@ -21,6 +23,14 @@ Session = tuple[str, str]
 KEPT = ": kept for its session"
 
 
+class Promise(NamedTuple):
+    """Where a session is expected, until when, and which request said so."""
+
+    endpoint_id: str
+    until: float
+    request_id: str
+
+
 class Returns:
     """Promises by session.  max_wait_s: how much longer than elsewhere a session may have to wait for its endpoint."""
 
@@ -28,22 +38,35 @@ class Returns:
 
     def __init__(self, max_wait_s: float) -> None:
         self.max_wait_s = max_wait_s
-        self._expected: OrderedDict[Session, tuple[str, float]] = OrderedDict()
+        self._expected: OrderedDict[Session, Promise] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._expected)
 
     def ended(self, flight: Flight, now: float) -> None:
         """Note from when on a session is expected back, if it said so; to be called before its booking is released."""
-        request = flight.request
+        request, outcome = flight.request, flight.outcome
         hints, member = request.hints, flight.member
         if hints is None or hints.returns_within_s is None or not request.session_id or member is None:
             return
+        if outcome is not None and not outcome.is_prefilled:
+            return
         key = (request.tenant_id, request.session_id)
-        self._expected[key] = (member.endpoint.id, now + hints.returns_within_s)
+        self._expected[key] = Promise(member.endpoint.id, now + hints.returns_within_s, request.id)
         self._expected.move_to_end(key)
         if len(self._expected) > MAX_SESSIONS:
             self._expected.popitem(last=False)
+
+    def recorded(self, flight: Flight, outcome: Outcome, served: Member | None) -> None:
+        """Put a promise right by the record: kept where the answer was `served`, nowhere when none was."""
+        key = (flight.request.tenant_id, flight.request.session_id)
+        promise = self._expected.get(key)
+        if promise is None or promise.request_id != flight.request.id:
+            return
+        if not outcome.is_prefilled:
+            del self._expected[key]
+        elif served is not None:
+            self._expected[key] = promise._replace(endpoint_id=served.endpoint.id)
 
     def keep(self, request: Request, decision: Decision, view: FleetView, now: float) -> Decision:
         """Return the decision with the endpoint of a session that is back in time first, unless it is too busy.
@@ -52,9 +75,11 @@ class Returns:
         """
         if not self._expected or not request.session_id:
             return decision
-        endpoint_id, until = self._expected.pop((request.tenant_id, request.session_id), ("", 0.0))
-        chosen = decision.chosen
-        if not endpoint_id or now > until or endpoint_id == chosen[0] or endpoint_id not in decision.candidates:
+        promise = self._expected.pop((request.tenant_id, request.session_id), None)
+        if promise is None or now > promise.until:
+            return decision
+        endpoint_id, chosen = promise.endpoint_id, decision.chosen
+        if endpoint_id == chosen[0] or endpoint_id not in decision.candidates:
             return decision
         wait_s = waits_s(view)
         rows = {endpoint.id: row for row, endpoint in enumerate(view.endpoints)}

@@ -414,6 +414,7 @@ class Router:
         flight.outcome = self._estimator.complete(flight.request, outcome)
         is_prefilled = self._lessons.learn(flight, flight.outcome, self._config.pool.ejection, now)
         self._forecasts.learn(flight, flight.outcome)
+        self._returns.recorded(flight, flight.outcome, self._fleet.at_address(outcome.served_address))
         if not is_prefilled:
             self._exact.failed(request_id)
         elif flight.is_exact:
