@@ -1,6 +1,10 @@
+import msgspec
+import pytest
+
 from shoal.measures import Fold, render
 from shoal.pool import RefusalReason
 from shoal.routing import Command, Ended
+from shoal.routing.status import LatencyStatus
 from tests.routing.flowscript import FlowPool, flow_of
 from tests.routing.script import Pool
 
@@ -139,3 +143,50 @@ def test_waits_are_counted_by_how_they_ended_and_the_queue_is_shown() -> None:
     assert 'shoal_tenant_tokens_total{fairness_id="x",kind="prompt"} 640' in page
     assert 'shoal_tenant_tokens_total{fairness_id="x",kind="cached"} 40' in page
     assert 'shoal_tenant_tokens_total{fairness_id="x",kind="completion"} 10' in page
+
+
+@pytest.mark.parametrize(
+    ("record", "used"),
+    [
+        ({}, {"prompt": 640, "cached": 512}),
+        ({"is_client_gone": True, "completion_tokens": 7}, {"prompt": 640, "cached": 512, "completion": 7}),
+        ({"is_client_gone": True, "status": 0, "ttft_s": None}, {"prompt": 640, "cached": 512}),
+        ({"prompt_tokens": 650, "completion_tokens": 7}, {"prompt": 650, "completion": 7}),
+        ({"prompt_tokens": 650, "cached_tokens": 32}, {"prompt": 650, "cached": 32}),
+        ({"status": 503, "is_upstream_failure": True}, {}),
+        ({"status": 400, "ttft_s": None}, {}),
+    ],
+)
+def test_what_no_engine_said_of_a_tenants_use_is_the_estimate(
+    record: dict[str, object], used: dict[str, float]
+) -> None:
+    pool = Counted(1)
+    pool.send("history", 512).finish(prompt_tokens=512, cached_tokens=0)
+    pool.send("history", 640, tenant_id="x").finish(**record)
+    page = page_of(pool, pool.fold)
+    name = 'shoal_tenant_tokens_total{fairness_id="x",kind="'
+    assert {key.removeprefix(name)[:-2]: value for key, value in page.items() if key.startswith(name)} == used
+
+
+def test_how_well_latency_is_predicted_stands_on_the_page() -> None:
+    reports = [
+        LatencyStatus(
+            model="m", kind="fast", what="ttft", records=9, mape=0.25, median_ratio=0.125, coverage_ratio=0.875,
+            is_trusted=True,
+        ),
+        LatencyStatus(
+            model="m", kind="fast", what="tpot", records=9, mape=0.75, median_ratio=0.5, coverage_ratio=0.625,
+            is_trusted=False,
+        ),
+    ]  # fmt: skip
+    lines = render(Fold().families(msgspec.structs.replace(Pool(1).router.status(), latency=reports))).splitlines()
+    assert {line for line in lines if line.startswith("shoal_latency_")} == {
+        'shoal_latency_mape_ratio{model_name="m",kind="fast",type="ttft"} 0.25',
+        'shoal_latency_error_ratio{model_name="m",kind="fast",type="ttft"} 0.125',
+        'shoal_latency_coverage_ratio{model_name="m",kind="fast",type="ttft"} 0.875',
+        'shoal_latency_trusted{model_name="m",kind="fast",type="ttft"} 1',
+        'shoal_latency_mape_ratio{model_name="m",kind="fast",type="tpot"} 0.75',
+        'shoal_latency_error_ratio{model_name="m",kind="fast",type="tpot"} 0.5',
+        'shoal_latency_coverage_ratio{model_name="m",kind="fast",type="tpot"} 0.625',
+        'shoal_latency_trusted{model_name="m",kind="fast",type="tpot"} 0',
+    }

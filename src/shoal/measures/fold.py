@@ -286,11 +286,14 @@ class Fold:
         self._unsettled += 1
 
     def _use(self, account: Account) -> None:
-        """Add up what a tenant used, of answers that were cut too."""
+        """Add up what a tenant used, of answers that were cut too; what the engine did not say is the estimate."""
         outcome = account.outcome
+        if not outcome.is_charged:
+            return
+        prompt, cached = outcome.prompt_tokens, outcome.cached_tokens
         for kind, tokens in (
-            ("prompt", outcome.prompt_tokens),
-            ("cached", outcome.cached_tokens),
+            ("prompt", account.prompt_tokens if prompt is None else prompt),
+            ("cached", account.predicted_cached_tokens if prompt is None and cached is None else cached),
             ("completion", outcome.completion_tokens),
         ):
             if tokens:

@@ -70,6 +70,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         is_whole = not (self.is_cut or self.is_client_gone or self.is_upstream_failure)
         return (self.ttft_s is not None or is_whole) and 0 < self.status < 400
 
+    @property
+    def is_charged(self) -> bool:
+        """Whether its tenant is charged for it: an engine answered, or was at work until the client left."""
+        # The body of a refusal has a first byte, too.
+        is_answered = self.status == 200 or (self.ttft_s is not None and self.status < 400)
+        return is_answered or bool(self.completion_tokens) or self.is_client_gone
+
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """What was predicted of a request on its endpoint when it was sent, and what its client asked for.

@@ -92,9 +92,7 @@ class Charges:
 
 def _used(flight: Flight, outcome: Outcome) -> tuple[float, float, float]:
     """Prompt tokens, those that were not cached, and completion tokens that a request really cost."""
-    is_served = outcome.status == 200 or outcome.ttft_s is not None or bool(outcome.completion_tokens)
-    # A client that leaves before the first byte has had the engine at work all the same.
-    if not is_served and not outcome.is_client_gone:
+    if not outcome.is_charged:
         return 0.0, 0.0, 0.0
     prompt = float(flight.request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens)
     uncached = flight.uncached_tokens if outcome.cached_tokens is None else max(0.0, prompt - outcome.cached_tokens)
