@@ -200,6 +200,25 @@ def test_a_later_turn_of_a_session_goes_before_first_turns() -> None:
     assert pool.finish("other") == ["turn2"]
 
 
+def test_a_session_is_under_way_after_a_long_turn() -> None:
+    pool = FlowPool(flow_of(1))
+    pool.ask("turn1", session_id="s")
+    pool.now += 300.0
+    pool.finish("turn1")
+    pool.now += 1.0
+    pool.ask("other")
+    pool.ask("first")
+    pool.ask("turn2", session_id="s", tokens=1280)
+    assert pool.finish("other") == ["turn2"]
+    pool.now += 301.0
+    pool.finish("turn2")
+    pool.now += 300.0
+    pool.ask("more")
+    pool.ask("next")
+    pool.ask("turn3", session_id="s", tokens=1920)
+    assert pool.finish("more") == ["next"]
+
+
 # ------------------------------------------------------------------ giving up and refusing
 
 
@@ -326,10 +345,11 @@ def test_budgets_work_without_a_queue_and_settle_by_the_record() -> None:
     assert pool.ask("d", tokens=700) == "sent"
 
 
-def test_an_upstream_failure_gives_the_quota_back() -> None:
+@pytest.mark.parametrize("ttft_s", [None, 0.05])
+def test_an_upstream_failure_gives_the_quota_back(ttft_s: float | None) -> None:
     pool = FlowPool(POOL + "tenants: {'*': {tokens_per_min: 1000}}\n")
     assert pool.ask("a", tokens=700) == "sent"
-    pool.finish("a", status=503, is_upstream_failure=True, ttft_s=None, prompt_tokens=None, completion_tokens=None)
+    pool.finish("a", status=503, is_upstream_failure=True, ttft_s=ttft_s, prompt_tokens=None, completion_tokens=None)
     assert pool.ask("b", tokens=700) == "sent"
 
 

@@ -6,6 +6,7 @@ from shoal.pool import RefusalReason, Request
 from shoal.pool.request import Hints
 from shoal.routing.claims import Claims
 from shoal.routing.config import load
+from tests.routing.flowscript import LLM_D
 from tests.routing.script import Pool, Sent
 
 TRUSTING = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\nagents: {trust_hints: true, max_return_s: 60}\n"
@@ -81,6 +82,9 @@ tenants: {gold: {priority: 10}, bulk: {priority: -10}}
     made = Pool(1, config=flow)
     for asked, band in ((7, 0), (99, 10), (-3, -10), (-99, -10)):
         assert made.send(hints=Hints(priority=asked)).forward.priority == band
+    made = Pool(1, config=f"{LLM_D}flowControl: {{priorityBands: [{{priority: 50}}, {{priority: -5}}]}}\n---\n{flow}")
+    for asked, band in ((60, 50), (49, 10), (-3, -5), (-7, -10), (-99, -10)):
+        assert made.send(hints=Hints(priority=asked)).forward.priority == band
 
 
 def test_a_session_that_said_so_comes_back_to_its_endpoint() -> None:
@@ -111,25 +115,31 @@ def test_the_fallbacks_stay_behind_the_kept_endpoint() -> None:
     assert len(set(again.forward.endpoints)) == 3
 
 
+def over(sent: Sent, *, is_early: bool, **record: object) -> None:
+    """End a request, its record before or after."""
+    if is_early:
+        sent.record(**record)
+    sent.end()
+    if not is_early:
+        sent.record(**record)
+
+
 @pytest.mark.parametrize("failure", [{"status": 503, "is_upstream_failure": True, "ttft_s": None}, {"status": 404}])
 @pytest.mark.parametrize("is_early", [False, True])
 def test_nothing_is_kept_for_a_request_that_was_not_served(failure: dict[str, object], is_early: bool) -> None:
     made = Pool(4)
-    sent = made.send("history", 2000, session_id="s", hints=BACK)
-    for step in (lambda: sent.record(**failure), sent.end)[:: 1 if is_early else -1]:
-        step()
+    over(made.send("history", 2000, session_id="s", hints=BACK), is_early=is_early, **failure)
     assert len(made.router._returns) == 0
 
 
-def test_the_endpoint_that_served_in_the_end_is_kept() -> None:
-    for is_early in (False, True):
-        for seed in range(8):
-            made = Pool(4, seed=seed)
-            sent = made.send("history", 2000, session_id="s", hints=BACK)
-            served = sent.forward.endpoints[1]
-            for step in (lambda: sent.record(served_address=served, attempts=2), sent.end)[:: 1 if is_early else -1]:
-                step()
-            assert made.send("something else", 1000, session_id="s").target == served
+@pytest.mark.parametrize("is_early", [False, True])
+def test_the_endpoint_that_served_in_the_end_is_kept(is_early: bool) -> None:
+    for seed in range(8):
+        made = Pool(4, seed=seed)
+        sent = made.send("history", 2000, session_id="s", hints=BACK)
+        served = sent.forward.endpoints[1]
+        over(sent, is_early=is_early, served_address=served, attempts=2)
+        assert made.send("something else", 1000, session_id="s").target == served
 
 
 def test_a_late_record_says_nothing_of_a_later_promise() -> None:

@@ -42,7 +42,7 @@ from shoal.routing.tenancy import Standing, Tenancy, slo_ttft_s, wait_limit_s
 
 MAX_SESSIONS = 50_000
 SESSION_S = 300.0
-"""A session is under way this long after its last request was sent."""
+"""A session is under way this long after its last request was sent, or was over."""
 RETRY_S = 0.05
 MAX_PER_STEP = 200
 """What one step may send or give up, so that no step takes long; the rest follows at once."""
@@ -122,13 +122,13 @@ class Admission:
 
     def configure(self, config: RouterConfig, now: float) -> None:
         """Take a new configuration; who waits goes on waiting, under its new priority."""
-        self._tenancy = Tenancy(config.pool, config.objectives)
         plan = self._plan = config.flow
+        self._tenancy = Tenancy(config.pool, config.objectives, plan.priorities if plan is not None else ())
         if plan is None or plan.eviction is Mode.NEVER:
             self._evictions.clear()
         if plan is None:
             return
-        priorities = self._tenancy.priorities.union(plan.priorities)
+        priorities = self._tenancy.priorities
         if self._room is None or self._queue is None:
             self._room = Room(self._fleet, plan, priorities)
             self._queue = Queue(plan.queue)
@@ -454,6 +454,12 @@ class Admission:
         """Learn from the record of a request."""
         if self._room is not None and self._plan is not None:
             self._room.answered(flight, outcome, now)
+
+    def ended(self, flight: Flight, now: float) -> None:
+        """Note that a session is under way as of the end of its turn."""
+        key = (flight.request.tenant_id, flight.request.session_id)
+        if key[1] and key in self._sessions:
+            self._sessions[key] = (now, self._sessions[key][1])
 
     def closed(self, flight: Flight, now: float) -> None:
         """Settle a request that was sent."""

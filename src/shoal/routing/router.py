@@ -401,6 +401,8 @@ class Router:
         self._exact.ended(flight.request.id, now)
         self._forecasts.ended(flight)
         self._returns.ended(flight, now)
+        if self._admission is not None:
+            self._admission.ended(flight, now)
         self._books.release(flight, now)
         self._scheduler.released(flight.request.id)
         if flight.outcome is None:

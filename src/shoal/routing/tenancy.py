@@ -5,7 +5,7 @@ counted in `flow.budgets`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from shoal.flow import Allowance
@@ -30,11 +30,14 @@ class Standing(NamedTuple):
 
 
 class Tenancy:
-    """The tenants of a configuration.  priorities: those that it gives to anybody."""
+    """The tenants of a configuration.  bands: priorities that it sets up without giving them to anybody.
+
+    priorities: all that a request may have.
+    """
 
     __slots__ = ("_objectives", "_standings", "_tenants", "_trusts_headers", "_trusts_tenants", "priorities")
 
-    def __init__(self, pool: PoolSettings, objectives: Mapping[str, int]) -> None:
+    def __init__(self, pool: PoolSettings, objectives: Mapping[str, int], bands: Iterable[int] = ()) -> None:
         self._objectives = objectives
         self._tenants = pool.tenants
         self._trusts_headers = pool.flow.trust_headers
@@ -42,7 +45,7 @@ class Tenancy:
         self._trusts_tenants = bool(pool.auth.keys_file) or pool.flow.trust_headers
         self._standings: dict[str, Standing] = {}
         given = (tenant.priority or 0 for tenant in pool.tenants.values())
-        self.priorities = frozenset((0, *objectives.values(), *given))
+        self.priorities = frozenset((0, *objectives.values(), *given, *bands))
 
     @property
     def has_budgets(self) -> bool:
