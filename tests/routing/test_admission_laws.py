@@ -5,12 +5,13 @@ What happens: arrivals, answers, records, cancels, aborts, timeouts, reloads, ev
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shoal.pool import Endpoint, EndpointState, Outcome, ServedModel
-from shoal.routing import Account, Configured, Ended, Forward, Recorded, Refuse
+from shoal.pool import Endpoint, EndpointState, Outcome, Request, ServedModel
+from shoal.routing import Account, Arrived, Command, Configured, Ended, Forward, Recorded, Refuse
 from shoal.routing.commands import Cut, Evict, Hold
 from shoal.routing.events import (
     EndpointChanged,
@@ -34,12 +35,67 @@ CONFIGS = (
     flow_of(1, tenants=TENANTS, flow=", eviction: always, bands: strict"),
 )
 NAMES = ("e0", "e1", "e2")
+PAYS = tuple("trust_headers: true" in config and TENANTS in config for config in CONFIGS)
+
+
+class Purse:
+    """What a tenant may still take, told by its limit and by what was taken and given."""
+
+    def __init__(self, limit: float, per_s: float, now: float) -> None:
+        self.limit, self.per_s, self.left, self.at = limit, per_s, limit, now
+
+    def take(self, amount: float, now: float) -> None:
+        self.left = min(self.limit, self.left + (now - self.at) * self.per_s)
+        self.left, self.at = min(self.limit, self.left - amount), now
+
+
+class PayingPool(FlowPool):
+    """Keeps a purse for the tokens of tenant a and one for the requests of tenant b."""
+
+    def __init__(self) -> None:
+        self.config = CONFIGS[0]
+        self.purses: dict[str, Purse] = {}
+        self.reserved: dict[str, tuple[str, float]] = {}
+        super().__init__(CONFIGS[0], endpoints=0)
+        self.purses = {"a": Purse(20_000, 20_000 / 60, self.now), "b": Purse(20, 20, self.now)}
+
+    def feed(self, event: object) -> list[Command]:
+        if isinstance(event, Configured):
+            self.config = event.text
+        commands = super().feed(event)
+        if isinstance(event, Arrived) and event.request.tenant_id in self.purses:
+            self._arrived(event.request)
+        for command in commands:
+            if command.request_id in self.reserved:
+                if isinstance(command, Refuse):
+                    self._settle(command.request_id, 0.0)
+                elif isinstance(command, Account):
+                    self._answered(command)
+        return commands
+
+    def _arrived(self, request: Request) -> None:
+        if PAYS[CONFIGS.index(self.config)] and self.state(request.id) != "rejected-over-budget":
+            amount = request.prompt_tokens + 256.0 if request.tenant_id == "a" else 1.0
+            self.reserved[request.id] = (request.tenant_id, amount)
+            self.purses[request.tenant_id].take(amount, self.now)
+
+    def _answered(self, account: Account) -> None:
+        """What the records of the script say: an answer, a failure, or a client that left its prompt to be read."""
+        outcome, (tenant, held) = account.outcome, self.reserved[account.request_id]
+        used = 0.0 if outcome.is_upstream_failure else 940.0 if outcome.completion_tokens else account.prompt_tokens
+        if not account.is_recorded:
+            used = held
+        self._settle(account.request_id, min(used, 1.0) if tenant == "b" else used)
+
+    def _settle(self, name: str, used: float) -> None:
+        tenant, held = self.reserved.pop(name)
+        self.purses[tenant].take(used - held, self.now)
 
 
 class Gate(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pool = FlowPool(CONFIGS[0], endpoints=0)
+        self.pool = PayingPool()
         self.count = 0
         self.forwarded: set[str] = set()
         self.ended: set[str] = set()
@@ -202,6 +258,16 @@ class Gate(RuleBasedStateMachine):
         else:
             assert waiting == 0
 
+    @invariant()
+    def each_budget_is_what_was_used(self) -> None:
+        admission, pool = self.pool.router._admission, self.pool
+        assert admission is not None
+        for tenant, place in (("a", 1), ("b", 0)):
+            purse = pool.purses[tenant]
+            purse.take(0.0, pool.now)
+            left = admission._charges.budgets.left(tenant, pool.now)[place]
+            assert (purse.limit if left is None else left) == pytest.approx(purse.left)
+
     def teardown(self) -> None:
         """Let everything end, and look at what is left."""
         pool = self.pool
@@ -220,15 +286,8 @@ class Gate(RuleBasedStateMachine):
         assert status.flow.open_charges == 0
         for endpoint in status.endpoints:
             assert (endpoint.inflight_requests, endpoint.inflight_uncached_tokens) == (0, 0)
-        self.budgets_are_full()
-
-    def budgets_are_full(self) -> None:
-        """After a minute in which nobody used anything a tenant has all that it is given, and no more."""
-        pool = self.pool
-        pool.tick(pool.now + 100.0)
-        first, beyond = pool.ask("all", "a", tokens=20_000 - 256), pool.ask("beyond", "a", tokens=1)
-        assert first in ("sent", "waits")
-        assert beyond == "rejected-over-budget"
+        assert not pool.reserved
+        self.each_budget_is_what_was_used()
 
 
 TestGate = Gate.TestCase
