@@ -54,10 +54,12 @@ def play(engine: Engine, scene: Callable[[RemoteTokenizer], Awaitable[None]], ti
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        with ThreadPoolExecutor(1) as threads:
-            async with asyncio.timeout(30), aiohttp.ClientSession() as session:
-                await scene(RemoteTokenizer(session, threads, timeout_s, timeout_s))
-        await runner.cleanup()
+        try:
+            with ThreadPoolExecutor(1) as threads:
+                async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+                    await scene(RemoteTokenizer(session, threads, timeout_s, timeout_s))
+        finally:
+            await runner.cleanup()
 
     uvloop.run(main())
 
