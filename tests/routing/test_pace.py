@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.routing.pace import DEFAULT_S_PER_TOKEN, Pace, pool_s_per_token, request_s
+from shoal.routing.pace import DEFAULT_S_PER_TOKEN, Decoding, Pace, pool_s_per_token, request_s
 
 
 def test_a_steady_engine_is_learned_within_a_few_dozen_records() -> None:
@@ -45,28 +45,40 @@ def test_a_pool_without_records_uses_the_default() -> None:
     assert pool_s_per_token([Pace(), Pace()]) == DEFAULT_S_PER_TOKEN
 
 
-def test_a_slower_machine_charges_more_for_each_request_in_flight_and_an_equal_one_the_same() -> None:
-    quick, slow, equal = Pace(), Pace(), Pace()
-    for _ in range(40):
-        quick.learn(4000.0, 0.4, 1e-4)
-        slow.learn(4000.0, 1.6, 1e-4)
-        equal.learn(4000.0, 0.5, 1e-4)
+def taught(answers: list[tuple[Pace, float, float]]) -> None:
+    """Each answer: whose it was, the requests in flight there, and its time per output token."""
+    decoding = Decoding()
+    for pace, requests, tpot_s in answers:
+        pace.learn_tpot(tpot_s, decoding.usual_s(requests))
+        decoding.learn(requests, tpot_s)
+
+
+def test_an_endpoint_that_decodes_slower_at_the_same_load_charges_more_for_each_request() -> None:
+    quick, slow = Pace(), Pace()
+    taught([(quick, 10.0, 0.01), (slow, 10.0, 0.03)] * 60)
     assert request_s(slow, 1e-4) > 2 * request_s(quick, 1e-4)
-    assert request_s(equal, 1e-4) == request_s(quick, 1e-4)
 
 
-@pytest.mark.parametrize("relative", [0.6, 0.75, 1.33, 1.36, 1.75])
-def test_machines_that_differ_by_less_than_a_step_are_equal(relative: float) -> None:
-    pace = Pace()
-    for _ in range(200):
-        pace.learn(4000.0, 0.4 * relative, 1e-4)
-    assert request_s(pace, 1e-4) == request_s(Pace(), 1e-4)
+def test_an_endpoint_is_not_slower_for_having_more_to_do() -> None:
+    busy, idle, chance = Pace(), Pace(), np.random.default_rng(1)
+    answers = []
+    for _ in range(100):
+        for pace, most in ((busy, 200.0), (idle, 20.0)):
+            requests = float(chance.uniform(0, most))
+            answers.append((pace, requests, 0.008 + 0.0004 * requests))
+    taught(answers)
+    assert request_s(busy, 1e-4) == pytest.approx(request_s(idle, 1e-4), rel=0.05)
 
 
-def test_what_decoding_took_says_nothing_of_the_machine_since_it_grows_with_the_load() -> None:
-    busy, idle = Pace(), Pace()
-    for pace, tpot_s in ((busy, 0.09), (idle, 0.01)):
-        for _ in range(40):
-            pace.learn(4000.0, 0.4, 1e-4)
-            pace.learn_tpot(tpot_s)
-    assert request_s(busy, 1e-4) == request_s(idle, 1e-4)
+def test_until_answers_were_seen_all_requests_cost_the_same() -> None:
+    quick, slow = Pace(), Pace()
+    taught([(quick, 1.0, 0.01), (slow, 1.0, 0.03)] * 3)
+    assert request_s(slow, 1e-4) == request_s(quick, 1e-4)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-6, 1e3)), max_size=60), st.floats(0, 1e5))
+def test_what_is_usual_is_never_negative_or_infinite(history: list[tuple[float, float]], requests: float) -> None:
+    decoding = Decoding()
+    for load, tpot_s in history:
+        decoding.learn(load, tpot_s)
+    assert 0.0 <= decoding.usual_s(requests) < float("inf")

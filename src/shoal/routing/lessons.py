@@ -10,7 +10,7 @@ from shoal.routing.candidates import Candidates
 from shoal.routing.fleet import TRIAL_RECORDS, Fleet, Member
 from shoal.routing.health import EjectionPolicy
 from shoal.routing.outbox import Outbox
-from shoal.routing.pace import pool_s_per_token, request_s
+from shoal.routing.pace import Decoding, pool_s_per_token, request_s
 
 # The pool's medians move slowly; they are taken again after this many records.
 RECORDS_PER_REFIT = 16
@@ -26,6 +26,7 @@ class Lessons:
     __slots__ = (
         "_books",
         "_candidates",
+        "_decoding",
         "_fleet",
         "_index",
         "_outbox",
@@ -44,6 +45,7 @@ class Lessons:
         self._index = index
         self._tail = tail
         self._since_refit = 0
+        self._decoding = Decoding()
         self._pool_token_s = pool_s_per_token(())
 
     def learn(self, flight: Flight, outcome: Outcome, policy: EjectionPolicy, now: float) -> bool:
@@ -147,7 +149,9 @@ class Lessons:
         if tokens > 0.0:
             member.pace.learn(tokens, seconds, self._pool_token_s)
         if tpot_s > 0.0:
-            member.pace.learn_tpot(tpot_s)
+            requests = float(self._fleet.cells["inflight_requests"][member.row])
+            member.pace.learn_tpot(tpot_s, self._decoding.usual_s(requests))
+            self._decoding.learn(requests, tpot_s)
         self.refit(member)
 
     def _assume(self, member: Member) -> None:

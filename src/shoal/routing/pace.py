@@ -29,10 +29,9 @@ OUTLIER_RATIO = 4.0
 OUTLIER_FLOOR_S = 0.5
 # A request in flight costs as much as this many uncached tokens, over all peers the best trade in a live lab.
 TOKENS_PER_REQUEST = 75.0
-# Endpoints whose speeds differ by less count as equal machines; a machine counts as so much faster or slower at most.
-ANOTHER = 1.8
-MIN_RELATIVE = 0.25
-MAX_RELATIVE = 8.0
+# The pool's line of decoding: one answer's weight after n later ones, and how many it takes to be one.
+DECODING_DECAY = 0.99
+DECODING_RECORDS = 8.0
 MIN_S_PER_TOKEN = 1e-7
 MAX_S_PER_TOKEN = 1.0
 # No sum of records comes near it, and its products are still numbers.
@@ -40,9 +39,12 @@ MAX_SUM = 1e24
 
 
 class Pace:
-    """The fit of one endpoint: decayed least squares through a base that follows the quickest answers."""
+    """The fit of one endpoint: decayed least squares through a base that follows the quickest answers.
 
-    __slots__ = ("_sum_wxx", "_sum_wxy", "base_s", "records", "s_per_token", "tpot_s", "weight")
+    decoding: its time per output token beside what is usual at its load, 1.0 as usual.
+    """
+
+    __slots__ = ("_sum_wxx", "_sum_wxy", "base_s", "decoding", "records", "s_per_token", "tpot_s", "weight")
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -51,6 +53,7 @@ class Pace:
         self.s_per_token = DEFAULT_S_PER_TOKEN
         self.base_s = 0.0
         self.tpot_s = 0.0
+        self.decoding = 1.0
 
     def worked_s(self, turn: Turn) -> float:
         """Return how long the endpoint worked on the tokens of a turn: without the base where nobody was waiting."""
@@ -91,9 +94,11 @@ class Pace:
         self.s_per_token = min(max(state.s_per_token, MIN_S_PER_TOKEN), MAX_S_PER_TOKEN)
         self.base_s, self.tpot_s = state.base_s, state.tpot_s
 
-    def learn_tpot(self, tpot_s: float) -> None:
-        """Take in the mean time per output token of one answer."""
+    def learn_tpot(self, tpot_s: float, usual_s: float) -> None:
+        """Take in the mean time per output token of one answer, and what is usual, 0.0 while that is not known."""
         self.tpot_s = tpot_s if self.tpot_s == 0.0 else 0.9 * self.tpot_s + 0.1 * tpot_s
+        if usual_s > 0.0:
+            self.decoding = 0.9 * self.decoding + 0.1 * tpot_s / usual_s
 
 
 def pool_s_per_token(paces: Iterable[Pace]) -> float:
@@ -102,13 +107,39 @@ def pool_s_per_token(paces: Iterable[Pace]) -> float:
     return median(seen) if seen else DEFAULT_S_PER_TOKEN
 
 
-def request_s(pace: Pace, pool_token_s: float) -> float:
-    """Seconds that one more request in flight adds on an endpoint: by its speed beside the pool's, where they differ.
+class Decoding:
+    """How long an output token takes with so many requests in flight: a line over the pool, by decayed least squares.
 
-    Of prefill: the time per output token grows with the requests in flight, so of two equal endpoints the one that had
-    a quiet minute would seem the faster machine, and be flooded.
+    An endpoint's time per output token by itself says little of the machine, since it grows with the load: of two equal
+    endpoints the one that had a quiet minute would seem the faster, and be flooded.
     """
-    relative = pace.s_per_token / pool_token_s if pace.records >= SHRINK_RECORDS else 1.0
-    if 1.0 / ANOTHER < relative < ANOTHER:
-        relative = 1.0
-    return TOKENS_PER_REQUEST * pool_token_s * min(max(relative, MIN_RELATIVE), MAX_RELATIVE)
+
+    __slots__ = ("_sum_w", "_sum_wx", "_sum_wxx", "_sum_wxy", "_sum_wy")
+
+    def __init__(self) -> None:
+        self._sum_w = self._sum_wx = self._sum_wy = self._sum_wxx = self._sum_wxy = 0.0
+
+    def usual_s(self, requests: float) -> float:
+        """Seconds per output token where `requests` are in flight, 0.0 while it is not known."""
+        weight = self._sum_w
+        if weight < DECODING_RECORDS:
+            return 0.0
+        mean, mean_s = self._sum_wx / weight, self._sum_wy / weight
+        spread = self._sum_wxx / weight - mean * mean
+        slope_s = max(0.0, self._sum_wxy / weight - mean * mean_s) / spread if spread > 1.0 else 0.0
+        # Even the first request takes time: at least a tenth of the mean.
+        slope_s = min(slope_s, 0.9 * mean_s / mean if mean > 0.0 else 0.0)
+        return mean_s + slope_s * (requests - mean)
+
+    def learn(self, requests: float, tpot_s: float) -> None:
+        """Take in an answer that ended with `requests` in flight beside it."""
+        self._sum_w = self._sum_w * DECODING_DECAY + 1.0
+        self._sum_wx = self._sum_wx * DECODING_DECAY + requests
+        self._sum_wy = self._sum_wy * DECODING_DECAY + tpot_s
+        self._sum_wxx = self._sum_wxx * DECODING_DECAY + requests * requests
+        self._sum_wxy = self._sum_wxy * DECODING_DECAY + requests * tpot_s
+
+
+def request_s(pace: Pace, pool_token_s: float) -> float:
+    """Seconds that one more request in flight adds on an endpoint, by how it decodes beside others at its load."""
+    return TOKENS_PER_REQUEST * pool_token_s * min(max(pace.decoding, 0.25), 8.0)
