@@ -104,7 +104,7 @@ def test_no_engine_of_several_equal_ones_is_overrun() -> None:
     assert all(ours.duration_s < 0.7 * theirs.duration_s for ours, theirs in pairs)
 
 
-@pytest.mark.parametrize("seed", [3, 101])
+@pytest.mark.parametrize("seed", [3, 4])
 def test_a_prompt_that_everybody_sends_is_spread_over_engines_that_nobody_has_tried_yet(seed: int) -> None:
     """The first engines that hold it must not keep it for themselves while the others are on trial."""
     hot = """
