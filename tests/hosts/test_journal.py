@@ -21,6 +21,11 @@ def events(path: Path) -> list[str]:
     return [step.event.request_id for step in steps if isinstance(step.event, Ended)]
 
 
+def is_begun(path: Path) -> bool:
+    """Whether anything was written there: the file is made a moment before."""
+    return path.exists() and path.stat().st_size > 0
+
+
 def test_every_step_is_read_back_in_order_after_close(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, "j", Opening(1, "", False, 0, "run"), max_bytes=1 << 20, max_files=2)
     for number in range(500):
@@ -34,7 +39,7 @@ def test_a_file_is_a_journal_before_anything_happened(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, "j", Opening(1, "", False, 0, "run"), max_bytes=1 << 20, max_files=2)
     try:
         until = time.monotonic() + 30.0
-        while not (writer.path(0).exists() and writer.path(0).stat().st_size) and time.monotonic() < until:
+        while not is_begun(writer.path(0)) and time.monotonic() < until:
             time.sleep(0.001)
         assert events(writer.path(0)) == []
     finally:
@@ -84,7 +89,7 @@ def test_after_a_full_disk_it_goes_on_without_a_hole(
     disk = Disk(monkeypatch)
     writer = JournalWriter(tmp_path, "j", Opening(1, "", False, 0, "run"), max_bytes=4_000, max_files=9)
     writer.append(0.0, Ended("r0"), [])
-    until(lambda: writer.path(0).exists() and events(writer.path(0)) == ["r0"])
+    until(lambda: is_begun(writer.path(0)) and events(writer.path(0)) == ["r0"])
     disk.is_full = True
     for number in range(1, 300):
         writer.append(float(number), Ended(f"r{number}"), [])
@@ -109,7 +114,7 @@ def test_a_disk_that_stays_full_costs_bounded_memory_and_leaves_whole_frames(
     disk = Disk(monkeypatch)
     writer = JournalWriter(tmp_path, "j", Opening(1, "", False, 0, "run"), max_bytes=1 << 20, max_files=2)
     writer.append(0.0, Ended("r0"), [])
-    until(lambda: writer.path(0).exists() and events(writer.path(0)) == ["r0"])
+    until(lambda: is_begun(writer.path(0)) and events(writer.path(0)) == ["r0"])
     disk.is_full = True
     for number in range(1, 500):
         writer.append(float(number), Ended(f"r{number}"), [])
