@@ -90,18 +90,17 @@ def test_a_slow_engine_gets_less() -> None:
     assert slow.served["e1"] < min(slow.served["e0"], slow.served["e2"])
 
 
-def test_no_engine_of_several_equal_ones_is_overrun() -> None:
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_engine_of_several_equal_ones_is_overrun(seed: int) -> None:
     """Documents that hardly fit the caches: hits turn into misses, and the books of a busy engine are wrong."""
     crowded = """
     fleet: [{count: 8, blocks: 4000}]
     workload: {shape: zipf, requests: 800, documents: 100, document_tokens: 4000, reply_tokens: [20, 60]}
     arrivals: {concurrency: 64}
     """
-    pairs = [(run(crowded, seed), run(crowded, seed, ROUND_ROBIN)) for seed in (1, 2, 3, 4)]
-    late = [ours.ttft_p95_s / theirs.ttft_p95_s for ours, theirs in pairs]
-    assert sum(late) / len(late) < 1.05
-    assert max(late) < 1.25
-    assert all(ours.duration_s < 0.7 * theirs.duration_s for ours, theirs in pairs)
+    ours, theirs = run(crowded, seed), run(crowded, seed, ROUND_ROBIN)
+    assert ours.ttft_p95_s < 1.1 * theirs.ttft_p95_s
+    assert ours.duration_s < 0.7 * theirs.duration_s
 
 
 @pytest.mark.parametrize("seed", [3, 4])
