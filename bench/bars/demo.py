@@ -10,7 +10,8 @@ import functools
 import numpy as np
 
 from bench.bars.registry import Figure, bar
-from bench.bars.shapes import Pair, steady, void_of
+from bench.bars.shapes import Pair
+from bench.live import steady, void_of
 from shoal.cli.demo import ROUND_ROBIN, traffic
 from shoal.workload import poisson_arrivals
 
@@ -32,7 +33,7 @@ def _ttft(scale: float) -> Figure:
     chats_per_s = _OVER * saturated.requests_per_s / turns
     plan = traffic(2, chats=2 * _CHATS, turns=turns)
     arrivals = poisson_arrivals(np.random.default_rng(2), count=len(plan.chats), rate_per_s=chats_per_s).tolist()
-    round_robin, ours = (steady(plan, config, arrivals) for config in (ROUND_ROBIN, ""))
+    round_robin, ours = (steady(plan, config, arrivals=arrivals) for config in (ROUND_ROBIN, ""))
     details = {
         "saturation_requests_per_s": saturated.requests_per_s,
         "round_robin_ms": round_robin.ttft_p50_s * 1e3,

@@ -14,13 +14,12 @@ import numpy as np
 import uvloop
 
 from bench.bars.registry import Figure, bar
-from bench.bars.shapes import void_of
 from bench.ground import Pool, pool_of_engines
+from bench.live import ENGINES, steady, until_fresh, void_of
 from shoal.hosts.load import Client, LoadReport, run_load
 from shoal.wire import read_signals
 from shoal.workload import Plan, multi_turn
 
-ENGINES = 4
 # 44,800 tokens in all four, where the chats ask about five times as many.
 SMALL_CACHE = ("--engine-arg=--blocks=700", "--engine-arg=--block-size=16")
 PRECISE = """\
@@ -49,37 +48,13 @@ def _plan(seed: int, scale: float) -> Plan:
     )
 
 
-async def _run(plan: Plan, config: str) -> LoadReport:
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
-        flags: tuple[str, ...] = SMALL_CACHE
-        if config:
-            path = Path(directory) / "config.yaml"
-            path.write_text(config)
-            flags = (*flags, "--config", str(path))
-        async with pool_of_engines(ENGINES, flags) as pool:
-            if config:
-                await _until_fresh(pool)
-            report = await run_load(plan, pool.url, model=await pool.stage.model())
-            return await pool.stage.complete(report)
-
-
-async def _until_fresh(pool: Pool) -> None:
-    """Wait until what every engine's cache holds is known."""
-    for _ in range(300):
-        picture = await pool.stage.picture()
-        if picture.endpoints and all(endpoint.cache == "fresh" for endpoint in picture.endpoints):
-            return
-        await asyncio.sleep(0.1)
-    raise TimeoutError("the picker did not get the KV events of all engines within 30 s")
-
-
 @functools.cache
 def compare(seeds: int, scale: float) -> list[Pair]:
     """Pairs (estimated, exact), one per seed."""
     pairs = []
     for seed in range(1, seeds + 1):
         plan = _plan(seed, scale)
-        pairs.append((uvloop.run(_run(plan, "")), uvloop.run(_run(plan, PRECISE))))
+        pairs.append((steady(plan, flags=SMALL_CACHE), steady(plan, PRECISE, flags=SMALL_CACHE, is_exact=True)))
     return pairs
 
 
@@ -136,7 +111,7 @@ async def _killed(scale: float) -> tuple[float, float]:
         path = Path(directory) / "config.yaml"
         path.write_text(PRECISE)
         async with pool_of_engines(ENGINES, ("--config", str(path))) as pool:
-            await _until_fresh(pool)
+            await until_fresh(pool)
             load = asyncio.create_task(run_load(plan, pool.url, model=await pool.stage.model(), timeout_s=60.0))
             await asyncio.sleep(12.0)
             marks = [await _tokens(pool)]

@@ -4,21 +4,16 @@ Both sides send the same bytes to fresh pools of four, seed by seed; every figur
 """
 
 import functools
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
-import uvloop
 
 from bench.bars.registry import Figure, bar
-from bench.ground import pool_of_engines
+from bench.live import steady, void_of
 from shoal.cli.demo import ROUND_ROBIN
-from shoal.hosts.load import LoadReport, Sample, run_load
+from shoal.hosts.load import LoadReport
 from shoal.workload import Plan, hot, multi_turn, zipf
 
-ENGINES = 4
-_TRIES = 2
 Pair = tuple[LoadReport, LoadReport]
 SHAPES: dict[str, Callable[[np.random.Generator], Plan]] = {
     # As in the lab in which the peers were compared: four caches of 102,400 characters, and lengths and popularity
@@ -37,44 +32,6 @@ SHAPES: dict[str, Callable[[np.random.Generator], Plan]] = {
 }
 
 
-async def run_once(
-    plan: Plan,
-    config: str,
-    *,
-    arrivals: Sequence[float] | None = None,
-    flags: tuple[str, ...] = (),
-    samples: list[Sample] | None = None,
-) -> LoadReport:
-    """Send a plan to a fresh pool; config: text of a configuration, "" for the default profile.
-
-    samples: filled with each request as it ends.
-    """
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
-        if config:
-            path = Path(directory) / "config.yaml"
-            path.write_text(config)
-            flags = (*flags, "--config", str(path))
-        async with pool_of_engines(ENGINES, flags) as pool:
-            report = await run_load(plan, pool.url, model=await pool.stage.model(), arrivals=arrivals, samples=samples)
-            return await pool.stage.complete(report)
-
-
-def void_of(*reports: LoadReport) -> str:
-    """Why runs mean nothing, "" when they do."""
-    failed = sum(report.failed for report in reports)
-    lags = [max(report.lag_p99_s, report.engine_lag_p99_s) * 1e3 for report in reports if report.is_void]
-    return f"{failed} requests failed" if failed else f"loop lag p99 {max(lags):.1f} ms" if lags else ""
-
-
-def steady(plan: Plan, config: str, arrivals: Sequence[float] | None = None) -> LoadReport:
-    """Run a plan, once more when the run was void."""
-    for _ in range(_TRIES):
-        report = uvloop.run(run_once(plan, config, arrivals=arrivals))
-        if not void_of(report):
-            break
-    return report
-
-
 @functools.cache
 def compare(seeds: int) -> dict[str, list[Pair]]:
     """Pairs (round-robin, default) per shape, one per seed."""
@@ -82,7 +39,7 @@ def compare(seeds: int) -> dict[str, list[Pair]]:
     for seed in range(1, seeds + 1):
         for name, make in SHAPES.items():
             plan = make(np.random.default_rng(seed))
-            pairs[name].append((steady(plan, ROUND_ROBIN), steady(plan, "")))
+            pairs[name].append((steady(plan, ROUND_ROBIN), steady(plan)))
     return pairs
 
 

@@ -10,26 +10,16 @@ import numpy as np
 import uvloop
 
 from bench.bars.registry import Figure, bar
-from bench.bars.shapes import SHAPES, run_once, void_of
+from bench.bars.shapes import SHAPES
 from bench.ground import pool_of_engines, sum_of
+from bench.live import ENGINES, steady, void_of
 from shoal.hosts.load import LoadReport, Sample, run_load
 from shoal.workload import Plan, multi_turn, zipf
 
-_ENGINES = 4
 _TWO = ("--workers", "2")
-_TRIES = 2
 _SETTLE_S = 15.0
 _DIP_POINTS = 5.0
 _WINDOW_S = 1.0
-
-
-def _steady(plan: Plan, flags: tuple[str, ...]) -> LoadReport:
-    """Run a plan on a fresh pool, once more when the run was void."""
-    for _ in range(_TRIES):
-        report = uvloop.run(run_once(plan, "", flags=flags))
-        if not void_of(report):
-            break
-    return report
 
 
 def _chats(rng: np.random.Generator) -> Plan:
@@ -43,7 +33,7 @@ def _chats(rng: np.random.Generator) -> Plan:
 def _pairs(make: Callable[[np.random.Generator], Plan], seeds: int) -> list[tuple[LoadReport, LoadReport]]:
     """(one picker, two pickers) per seed."""
     plans = [make(np.random.default_rng(seed)) for seed in range(1, seeds + 1)]
-    return [(_steady(plan, ()), _steady(plan, _TWO)) for plan in plans]
+    return [(steady(plan), steady(plan, flags=_TWO)) for plan in plans]
 
 
 def _figure(values: Sequence[float], reports: Sequence[LoadReport], **details: object) -> Figure:
@@ -92,7 +82,7 @@ async def _killed_midway(plan: Plan) -> Figure:
         if done >= planned // 2:
             halfway.set()
 
-    async with pool_of_engines(_ENGINES, _TWO) as pool:
+    async with pool_of_engines(ENGINES, _TWO) as pool:
         model = await pool.stage.model()
         began = loop.time()
         load = asyncio.create_task(run_load(plan, pool.url, model=model, progress=progress, samples=samples))

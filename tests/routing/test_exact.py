@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.pool import EndpointState, Request, ServedModel
+from shoal.pool import EndpointState, RefusalReason, Request, ServedModel
 from shoal.pool.kvevents import KvState, Tier
 from shoal.routing import Account, Arrived, Command, Ended, Forward, Refuse, Ticked
 from shoal.routing.agreement import ALARM_AFTER
@@ -100,6 +100,31 @@ def test_the_estimate_is_not_believed_where_events_say_otherwise() -> None:
     other = "e1" if first.target == "10.0.0.0:8000" else "e0"
     pool.store(other, "agent", 3200)
     assert pool.place("r2", "agent", 3200).target != first.target
+
+
+def conditional(pool: ExactPool, name: str, prompt: str) -> Command:
+    """Ask for "agent", but only where it is held."""
+    request = request_of(name, 3200, headers={"prefer": "if-available"})
+    (fetch,) = pool.feed(Arrived(request, blocks_of("estimate of " + prompt, 3200)))
+    assert isinstance(fetch, Fetch)
+    (command,) = pool.feed(Fetched(name, 3200, (TokenKeys(SIZE, keys_of(prompt, 3200)),)))
+    return command
+
+
+def test_a_conditional_request_goes_by_the_exact_index_where_that_is_configured() -> None:
+    pool = ExactPool()
+    pool.place("r1", "agent", 3200).finish(prompt_tokens=3200)
+    pool.now += 10.0
+    pool.feed(Ticked())
+    # The estimate has it, the events never confirmed it.
+    refused = conditional(pool, "r2", "agent")
+    assert isinstance(refused, Refuse)
+    assert refused.refusal.reason is RefusalReason.PRECONDITION_FAILED
+    # The estimate has never heard of it, the events have.
+    pool.store("e3", "another", 3200)
+    found = conditional(pool, "r3", "another")
+    assert isinstance(found, Forward)
+    assert found.endpoints == ("10.0.0.3:8000",)
 
 
 def test_blocks_that_were_sent_are_believed_until_their_time_is_over() -> None:

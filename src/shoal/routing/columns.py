@@ -38,6 +38,7 @@ COMPLETE = frozenset(
         "inflight_uncached_tokens",
         "is_trial",
         "estimated_tokens",
+        "held_tokens",
         "matched_tokens",
         "prefill_s_per_token",
         "request_s",
@@ -194,10 +195,22 @@ class Columns(dict[str, Given]):
         tokens = self._request.prompt_tokens
         return [float(min(match.held(member.slot) * BLOCK_TOKENS, tokens)) for member in self._fleet.rows]
 
+    def _held_tokens(self) -> Floats | float:
+        """What is there of the prompt's prefix: by the events alone where they are known, or else the estimate."""
+        if self._held is None:
+            return self._estimated_tokens()
+        worth = self._worths(self._held)
+        return np.where(np.isnan(worth), self._estimated_tokens(), worth)
+
+    def _worths(self, held: Held) -> Floats:
+        return held.worths(self._fleet.rows, self._fleet.columns["prefill_s_per_token"])
+
     def _exact_tokens(self, held: Held) -> Floats:
-        """What each endpoint saves of the prompt's prefill: known from its events, or else estimated."""
-        worth = held.worths(self._fleet.rows, self._fleet.columns["prefill_s_per_token"])
-        sent = self._estimated_tokens()
+        """What each endpoint saves of the prompt's prefill: known from its events, or else estimated.
+
+        Where it went before and is gone, a part of it counts all the same: sessions do not move for nothing.
+        """
+        worth, sent = self._worths(held), self._estimated_tokens()
         home = np.where(worth < sent, worth + HOME_RATIO * (sent - worth), worth)
         tokens: Floats = np.minimum(np.where(np.isnan(worth), sent, home), float(self._request.prompt_tokens))
         return tokens
@@ -222,6 +235,7 @@ class Columns(dict[str, Given]):
 
 _MAKERS: dict[str, Callable[[Columns], Given]] = {
     "estimated_tokens": Columns._estimated_tokens,
+    "held_tokens": Columns._held_tokens,
     "inflight_output_tokens": Columns._inflight_output_tokens,
     "inflight_prefill_s": Columns._inflight_prefill_s,
     "inflight_requests": Columns._inflight_requests,

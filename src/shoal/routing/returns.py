@@ -104,7 +104,7 @@ def is_conditional(request: Request) -> bool:
 
 def holders(view: FleetView) -> FleetView | Refusal:
     """Return the candidates that hold any of the prompt's prefix, or the refusal where none does."""
-    mask = view.column("matched_tokens") > 0
+    mask = view.column("held_tokens") > 0
     if mask.any():
         return view if mask.all() else view.keep(mask)
     return Refusal(
