@@ -19,7 +19,8 @@ from shoal.wire.kvevents import decode, read_frames
 from tests.prefix.cache_model import HASHER, Engine, Held, acts, chains, keys_of, play
 
 ENGINES = 3
-CAPTURES = (Path(__file__).parents[1] / "wire" / "golden", Path(__file__).parents[3] / "shared" / "engines")
+CUTS = Path(__file__).parents[1] / "wire" / "golden"
+HISTORIES = Path(__file__).parent / "golden"
 
 
 class Pool:
@@ -108,10 +109,8 @@ def test_beyond_its_budget_the_index_never_names_more_than_an_engine_holds(
 
 def captured(name: str) -> Iterator[list[KvEvent]]:
     """The events of each message of a file: a count of frames, then each with its length before it."""
-    path = next((folder / f"{name}.bin" for folder in CAPTURES if (folder / f"{name}.bin").exists()), None)
-    if path is None:
-        pytest.skip(f"no {name}")
-    data, at = path.read_bytes(), 0
+    folder = HISTORIES if (HISTORIES / f"{name}.bin").exists() else CUTS
+    data, at = (folder / f"{name}.bin").read_bytes(), 0
     while at < len(data):
         (count,) = struct.unpack_from(">I", data, at)
         at += 4
@@ -130,9 +129,9 @@ def captured(name: str) -> Iterator[list[KvEvent]]:
         "vllm-0.32-digests-lora",
         "vllm-0.32-offload",
         "sglang-0.5-maps",
-        "kv_events_capture",
-        "kv_events_capture_bytes_lora",
-        "kv_events_capture_offload",
+        "vllm-0.32-history",
+        "vllm-0.32-history-lora",
+        "vllm-0.32-history-offload",
     ],
 )
 def test_what_real_engines_published_comes_to_as_many_blocks_as_they_hold(name: str) -> None:
@@ -158,7 +157,7 @@ def test_what_real_engines_published_comes_to_as_many_blocks_as_they_hold(name: 
 
 def test_what_an_engine_published_before_we_came_is_not_held_against_it() -> None:
     ledger, held = Ledger(HASHER, "m"), Held()
-    for events in captured("kv_events_capture_cbor"):
+    for events in captured("vllm-0.32-later"):
         held.take(ledger.apply(events))
     assert ledger.gauges().unknown_removes > 0
     assert held.sets()[Tier.GPU]

@@ -12,7 +12,7 @@ from shoal.pool import Signals
 from shoal.wire import read_signals
 from shoal.wire.exposition import MAX_PAGE_BYTES
 
-SHARED = Path(__file__).parents[2] / "../shared"
+GOLDEN = Path(__file__).parent / "golden"
 
 VLLM = b"""\
 # HELP python_gc_objects_collected_total Objects collected during gc
@@ -196,19 +196,18 @@ def test_no_page_raises_and_no_number_is_made_up(page: bytes) -> None:
         assert value is None or math.isfinite(value)
 
 
-@pytest.mark.skipif(not (SHARED / "engines").exists(), reason="the captures are not here")
 @pytest.mark.parametrize(
     ("name", "block_size", "blocks", "hits", "queries"),
     [
-        ("vllm_metrics.txt", 32, 80, 192.0, 4373.0),
-        ("vllm_metrics_dp2.txt", 32, 320, 288.0, 500.0),
-        ("sglang_metrics.txt", 32, 128, 64.0, 184.0),
+        ("vllm-0.32-metrics", 32, 80, 192.0, 4373.0),
+        ("vllm-0.32-two-ranks-metrics", 32, 320, 288.0, 500.0),
+        ("sglang-0.5-metrics", 32, 128, 64.0, 184.0),
     ],
 )
 def test_captured_pages_are_read(name: str, block_size: int, blocks: int, hits: float, queries: float) -> None:
-    page = (SHARED / "engines" / name).read_bytes()
+    page = (GOLDEN / f"{name}.txt").read_bytes()
     signals = read_signals("auto", page)
-    assert signals == read_signals(name.partition("_")[0], page)
+    assert signals == read_signals(name.partition("-")[0], page)
     assert (signals.waiting, signals.running) == (0.0, 0.0)
     assert (signals.block_size_tokens, signals.num_blocks) == (block_size, blocks)
     assert (signals.prefix_hit_tokens, signals.prefix_query_tokens) == (hits, queries)

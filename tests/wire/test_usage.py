@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.wire import Usage, UsageMeter
 
-SHARED = Path(__file__).parents[2] / "../shared"
+GOLDEN = Path(__file__).parent / "golden"
 
 CHAT_USAGE = {
     "prompt_tokens": 18,
@@ -130,10 +130,9 @@ def test_no_answer_of_an_engine_raises(noise: bytes) -> None:
     assert meter.usage.completion_tokens is None or meter.usage.completion_tokens >= 0
 
 
-@pytest.mark.skipif(not (SHARED / "engines").exists(), reason="the captures are not here")
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", ["vllm-0.32", "sglang-0.5"])
 def test_every_captured_answer_that_holds_usage_is_read(engine: str) -> None:
-    text = (SHARED / f"engines/{engine}_api_samples.txt").read_bytes().replace(b"\r\n", b"\n")
+    text = (GOLDEN / f"{engine}-answers.txt").read_bytes().replace(b"\r\n", b"\n")
     seen = 0
     for exchange in text.split(b"\n### ")[1:]:
         head, _, body = exchange.partition(b"\n\n")

@@ -19,7 +19,7 @@ from shoal.hosts.engine import EngineServer, EngineServerConfig
 from shoal.kernel import ConfigError
 from tests.hosts.engine.engine_http import CHAT, Engine, quick, run, run_async, running
 
-CAPTURE = Path(__file__).parents[3] / "../shared/engines/vllm_metrics.txt"
+CAPTURE = Path(__file__).parents[2] / "wire/golden/vllm-0.32-metrics.txt"
 LONG_CHAT = {**CHAT, "messages": [{"role": "user", "content": "x" * 40_000}]}
 
 
@@ -313,7 +313,6 @@ def test_adapters_in_use_are_named_on_the_metrics_page() -> None:
     run(check, quick(loras=("sql",), faults={"slow_factor": 5.0}))
 
 
-@pytest.mark.skipif(not CAPTURE.exists(), reason="the capture of a real vLLM is not here")
 def test_families_types_and_labels_are_those_of_a_real_vllm() -> None:
     def families(page: str) -> dict[str, str]:
         found = re.findall(r"^# TYPE (vllm:\S+) (\w+)$", page, re.MULTILINE)
