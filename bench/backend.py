@@ -6,7 +6,8 @@ real engine behaviour use `shoal engine`.
     x-bench-chunks       a stream of so many chunks; without it the answer is plain JSON
     x-bench-pace-us      between two chunks, by a clock that does not drift
     x-bench-wait-us      before the head
-    x-bench-head-first   1: the head goes out before that wait, as a streaming engine sends it before its prefill
+    x-bench-head-first   1: the head goes out before that wait, as a streaming engine sends it before its prefill; of a
+                         plain answer some of its body too
     x-bench-stamp        1: each chunk says when it was written, in `t`, seconds of this machine's monotonic clock
 
     python -m bench.backend --count 100 --model shoal      # prints {"addresses": [...], "pid": ...}
@@ -56,7 +57,7 @@ _STREAM_HEAD = (
 class Site:
     """One endpoint: its address and what it has seen."""
 
-    __slots__ = ("aborted", "address", "model", "running", "total", "unrouted")
+    __slots__ = ("aborted", "aborted_at_s", "address", "model", "running", "total", "unrouted")
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -64,6 +65,7 @@ class Site:
         self.running = 0
         self.total = 0
         self.aborted = 0
+        self.aborted_at_s = 0.0
         self.unrouted = 0
 
     def metrics(self) -> bytes:
@@ -75,6 +77,7 @@ class Site:
             f"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{label} 0.0\n"
             f"# TYPE bench:requests counter\nbench:requests_total {self.total}.0\n"
             f"# TYPE bench:aborted counter\nbench:aborted_total {self.aborted}.0\n"
+            f"# TYPE bench:aborted_at_seconds gauge\nbench:aborted_at_seconds {self.aborted_at_s:.6f}\n"
             f"# TYPE bench:unrouted counter\nbench:unrouted_total {self.unrouted}.0\n"
         ).encode()
 
@@ -102,6 +105,7 @@ class Door(asyncio.Protocol):
         if self._is_open:
             self._site.running -= 1
             self._site.aborted += 1
+            self._site.aborted_at_s = perf_counter()
             self._is_open = False
 
     def data_received(self, data: bytes) -> None:
@@ -142,8 +146,7 @@ class Door(asyncio.Protocol):
                 site.unrouted += 1
             wait_us = self._number(b"x-bench-wait-us")
             if wait_us and self._number(b"x-bench-head-first"):
-                self._open_stream()
-                self._loop.call_later(wait_us / 1e6, self._serve_stream)
+                self._serve_late(wait_us / 1e6)
             elif wait_us:
                 self._loop.call_later(wait_us / 1e6, self._serve)
             else:
@@ -158,9 +161,25 @@ class Door(asyncio.Protocol):
     def _plain(self, page: bytes, kind: bytes) -> None:
         self._head = b""
         if self._transport is not None:
-            self._transport.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(page), page)
-            )
+            self._transport.write(_answer_of(page, kind))
+
+    def _serve_late(self, wait_s: float) -> None:
+        """Begin the answer, and go on with it after a while."""
+        if self._number(b"x-bench-chunks"):
+            self._open_stream()
+            self._loop.call_later(wait_s, self._serve_stream)
+            return
+        assert self._transport is not None
+        answer = _answer_of(self._plain_page(), b"application/json")
+        begun = len(answer) * 2 // 3
+        self._transport.write(answer[:begun])
+        self._loop.call_later(wait_s, self._end_plain, answer[begun:])
+
+    def _end_plain(self, rest: bytes) -> None:
+        self._head = b""
+        self._done()
+        if self._transport is not None:
+            self._transport.write(rest)
 
     def _serve(self) -> None:
         if self._transport is None:
@@ -169,9 +188,13 @@ class Door(asyncio.Protocol):
             self._open_stream()
             self._serve_stream()
             return
-        prompt = self._number(b"content-length") // 4
+        page = self._plain_page()
         self._done()
-        self._plain((_PLAIN % (self._site.model, prompt, prompt + 8)).encode(), b"application/json")
+        self._plain(page, b"application/json")
+
+    def _plain_page(self) -> bytes:
+        prompt = self._number(b"content-length") // 4
+        return (_PLAIN % (self._site.model, prompt, prompt + 8)).encode()
 
     def _open_stream(self) -> None:
         assert self._transport is not None
@@ -209,6 +232,10 @@ class Door(asyncio.Protocol):
         if self._is_open:
             self._site.running -= 1
             self._is_open = False
+
+
+def _answer_of(page: bytes, kind: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(page), page)
 
 
 def _framed(data: bytes) -> bytes:

@@ -15,7 +15,7 @@ from bench.bars.registry import BARS, Bar, Figure
 from bench.machine import FOREIGN_CORES_LIMIT, Neighbours, wait_until_idle
 
 _MODULES = (
-    "decide", "cpu", "journal", "streams", "demo", "shapes", "books", "faults", "share",
+    "decide", "cpu", "journal", "streams", "demo", "shapes", "books", "faults", "disconnects", "share",
     "plane_cpu", "plane_gaps", "plane_faults", "plane_memory", "plane_same", "plane_peers",
     "exact", "tokens", "kv", "flow", "latency", "slo", "twin", "twin_fit", "twin_live",
 )  # fmt: skip

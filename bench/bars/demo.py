@@ -6,6 +6,9 @@ offers 1.2 times that, where waiting shows.  Throughput is compared between the 
 """
 
 import functools
+import subprocess
+import sys
+import time
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from shoal.workload import poisson_arrivals
 _CHATS = 32
 _TURNS = 8
 _OVER = 1.2
+_GIVE_UP_S = 600.0
 
 
 @functools.cache
@@ -56,3 +60,18 @@ def _throughput(scale: float) -> Figure:
     }
     value = ours.output_tokens_per_s / round_robin.output_tokens_per_s
     return Figure(value=value, void=void, details=details)
+
+
+@bar("demo.seconds", "all of `shoal demo`, as it is typed", unit="s", at_most=90)
+def seconds(scale: float, chats: int = _CHATS) -> Figure:
+    """From the command to its end, as a newcomer waits for it: both pools, all chats, the table."""
+    turns = max(2, round(_TURNS * scale))
+    command = [sys.executable, "-m", "shoal.cli", "demo", "--chats", str(chats), "--turns", str(turns)]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_GIVE_UP_S, check=False)
+    took_s = time.monotonic() - began
+    details = {"chats": chats, "turns": turns, "seconds": took_s, "status": done.returncode}
+    if done.returncode:
+        said = (done.stdout + done.stderr).splitlines()[-3:]
+        return Figure(value=float("inf"), why=" | ".join(said)[:300], details=details)
+    return Figure(value=took_s, details=details)

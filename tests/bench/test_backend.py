@@ -66,6 +66,8 @@ def test_each_endpoint_counts_its_own() -> None:
 
 
 def test_a_client_that_leaves_is_counted_as_aborted() -> None:
+    began = perf_counter()
+
     async def act(sites: list[Site]) -> None:
         client = Client(f"http://{sites[0].address}")
         headers = {"x-bench-chunks": "2", "x-bench-pace-us": "30000000"}
@@ -77,6 +79,7 @@ def test_a_client_that_leaves_is_counted_as_aborted() -> None:
 
     (site,) = play(1, act)
     assert (site.aborted, site.running) == (1, 0)
+    assert began <= site.aborted_at_s <= perf_counter()
 
 
 def test_a_request_that_no_picker_sent_here_is_unrouted() -> None:
@@ -112,5 +115,17 @@ def test_a_head_may_go_out_before_the_wait() -> None:
         await client.close()
         assert answer.read().is_done
         assert answer.first_s - answer.head_s > 0.1
+
+    play(1, act)
+
+
+def test_a_plain_answer_may_begin_before_the_wait() -> None:
+    async def act(sites: list[Site]) -> None:
+        client = Client(f"http://{sites[0].address}")
+        headers = {"x-bench-wait-us": "200000", "x-bench-head-first": "1"}
+        answer = await client.post("/v1/chat/completions", b"{}", headers=headers)
+        await client.close()
+        assert answer.read().is_done
+        assert answer.ended_s - answer.first_s > 0.1
 
     play(1, act)

@@ -28,6 +28,7 @@ PROMISED = (
     "router.streams-5000",
     "demo.ttft",
     "demo.throughput",
+    "demo.seconds",
     "shapes.ttft-p50",
     "shapes.ttft-p95",
     "shapes.hot-imbalance",
@@ -37,6 +38,7 @@ PROMISED = (
     "books.cancel",
     "kill.engine",
     "kill.picker",
+    "router.disconnect",
     "restart.imbalance",
 )
 PROMISED_OF_THE_DIRECT_PLANE = (
@@ -49,6 +51,7 @@ PROMISED_OF_THE_DIRECT_PLANE = (
     "direct.latency-1",
     "direct.kill-prefill",
     "direct.long-stream",
+    "direct.disconnect",
     "direct.idle-10k",
     "direct.half-bodies",
     "direct.same-decisions",

@@ -59,3 +59,29 @@ def test_two_pickers_find_in_caches_what_one_finds() -> None:
 def test_one_of_two_pickers_that_is_killed_leaves_nothing_in_flight_and_loses_no_request() -> None:
     figure = measured("share.restart", 0.3)
     assert (figure.details["left_in_flight"], figure.details["errors"]) == (0.0, {}), figure.details
+
+
+@pytest.mark.parametrize("id", ["router.disconnect", "direct.disconnect"])
+def test_an_engine_hears_of_a_client_that_leaves_at_any_moment_of_its_answer(id: str) -> None:
+    figure = measured(id, 0.2)
+    assert figure.void == ""
+    assert len(figure.details["slowest_ms"]) == 4
+    # The answers would go on for two minutes; a busy machine may take a while to pass an end on.
+    assert 0.0 < figure.value < 20.0, figure.details
+
+
+def test_the_demo_is_timed_to_its_end() -> None:
+    from bench.bars.demo import seconds
+
+    figure = seconds(0.25, chats=4)
+    assert figure.details["status"] == 0, figure.why
+    assert 1.0 < figure.value < 200.0
+
+
+def test_a_demo_that_fails_took_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.bars import demo
+
+    monkeypatch.setattr(demo.sys, "executable", "/bin/false")
+    figure = demo.seconds(0.25, chats=4)
+    assert figure.value == float("inf")
+    assert figure.details["status"] == 1
