@@ -138,3 +138,17 @@ def test_a_request_that_either_worker_placed_is_explained_and_counted_as_by_one(
     picture = json.loads(capsys.readouterr().out)
     assert len(picture["workers"]) == 2
     assert picture["requests_total"] == sum(worker["requests_total"] for worker in picture["workers"])
+
+
+def test_status_warns_of_an_engine_without_a_metrics_page_and_says_what_to_do(
+    front: ScenarioPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engines(tmp_path, ["--no-metrics"]) as (mute,):
+        warning = f"the load of {mute.url} is not known: /metrics: HTTP 404; start SGLang with --enable-metrics"
+        assert verb(front, "add", mute.url) == 0
+        until(lambda: any(warning in each for each in front.client.picture().warnings), why=front.said)
+        capsys.readouterr()
+        assert main(["status", "--once", "--run-dir", str(front.run_dir)]) == 0
+        assert f"! {warning}" in " ".join(capsys.readouterr().out.split())
+        assert verb(front, "remove", mute.url) == 0
+        until(lambda: not any(mute.url in each for each in front.client.picture().warnings), why=front.said)

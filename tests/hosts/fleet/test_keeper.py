@@ -494,3 +494,20 @@ def test_closing_leaves_nothing_behind_though_engines_are_in_every_state() -> No
             await keeper.close()
 
     run(test)
+
+
+def test_a_ready_engine_without_a_metrics_page_is_reported_until_it_has_one_or_serves_no_more() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine:
+            engine.status["/metrics"] = 404
+            async with Kept(StaticSource([target(engine)])) as (keeper, _):
+                await until(lambda: "HTTP 404" in keeper.reports()[0].load_problem)
+                assert keeper.reports()[0].state is EndpointState.READY
+                engine.status["/health"] = 503
+                await until(lambda: keeper.reports()[0].state is EndpointState.LOADING)
+                assert keeper.reports()[0].load_problem == ""
+                engine.status = {}
+                await until(lambda: keeper.reports()[0].signals is not None)
+                assert keeper.reports()[0].load_problem == ""
+
+    run(test)

@@ -162,3 +162,37 @@ def test_engines_are_told_apart_by_their_pages() -> None:
     assert detect_engine(b"vllm:num_requests_running 1\n") == "vllm"
     assert detect_engine(b"trtllm_num_requests_waiting 1\n") == "trtllm-serve"
     assert detect_engine(b"# HELP about vllm: nothing\nother 1\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "page", "said"),
+    [
+        (404, None, "HTTP 404; start SGLang with --enable-metrics"),
+        (401, None, "the engine wants an API key"),
+        (500, None, "HTTP 500"),
+        (0, b"<html>not metrics</html>", "no known load metric; start vLLM without --disable-log-stats"),
+        (0, b"x" * (5 << 20), "larger than"),
+    ],
+)
+def test_why_the_load_is_not_known_is_said_until_it_is_known(status: int, page: bytes | None, said: str) -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine, Scraped(engine) as scraped:
+            assert scraped.scraper.problem == ""
+            engine.status, engine.page = ({"/metrics": status} if status else {}), page
+            await scraped.scraper.scrape()
+            assert said in scraped.scraper.problem
+            engine.status, engine.page = {}, None
+            await scraped.scraper.scrape()
+            assert scraped.scraper.problem == ""
+
+    run(test)
+
+
+def test_a_page_that_does_not_come_is_a_problem_too() -> None:
+    async def test() -> None:
+        async with ScriptedEngine() as engine, Scraped(engine) as scraped:
+            engine.gates["/metrics"] = asyncio.Event()
+            await scraped.scraper.scrape()
+            assert "no answer" in scraped.scraper.problem
+
+    run(test)

@@ -33,7 +33,10 @@ Drained = Callable[[str], Awaitable[None]]
 
 
 class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One endpoint as the keeper sees it.  reason: why it is not ready, "" when it is."""
+    """One endpoint as the keeper sees it.
+
+    reason: why it is not ready, "" when it is.  load_problem: why its load is not known, "" when it is.
+    """
 
     id: str
     url: str
@@ -42,6 +45,7 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     models: tuple[ServedModel, ...] = ()
     signals: Signals | None = None
+    load_problem: str = ""
 
 
 class FleetKeeper:
@@ -164,6 +168,7 @@ class FleetKeeper:
                 reason=member.reason,
                 models=member.models,
                 signals=member.signals,
+                load_problem=member.load_problem,
             )
             for endpoint_id, member in sorted(self._members.items())
         ]

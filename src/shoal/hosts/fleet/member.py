@@ -25,6 +25,7 @@ from shoal.routing import events
 log = Log("fleet")
 
 _LONGEST_REPORT_WAIT_S = 60.0
+_SERVING = (EndpointState.READY, EndpointState.PAUSED)
 
 
 class Kit(NamedTuple):
@@ -99,6 +100,11 @@ class Member:
     def signals(self) -> Signals | None:
         """The last reading of its load, None before the first."""
         return self._scraper.last
+
+    @property
+    def load_problem(self) -> str:
+        """Why its load is not known while it serves, and what to do about it; "" when it is known."""
+        return self._scraper.problem if self.state in _SERVING else ""
 
     def join(self) -> None:
         """Announce the endpoint and begin to watch it."""

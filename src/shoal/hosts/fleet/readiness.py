@@ -16,7 +16,7 @@ from shoal.wire.kvsources import parse_event_sources, parse_server_info
 MAX_METRICS_BYTES = 4 << 20
 MAX_MODELS_BYTES = 1 << 20
 _MAX_HEALTH_BYTES = 1 << 16
-_NO_SUCH_PATH = (404, 405, 501)
+NO_SUCH_PATH = (404, 405, 501)
 
 _MARKS = (
     (b"sglang:", "sglang"),
@@ -92,14 +92,14 @@ class Readiness:
                 await self._call("/model_info" if engine == "sglang" else "/health", _MAX_HEALTH_BYTES)
                 return
             except Unreachable as error:
-                if error.status not in _NO_SUCH_PATH:
+                if error.status not in NO_SUCH_PATH:
                     raise
             self._has_health_path = False
         await self.models()
 
     async def _hinted(self, error: Unreachable) -> str:
         """Why the call failed, and what to write instead where that can be told."""
-        if error.status in _NO_SUCH_PATH:
+        if error.status in NO_SUCH_PATH:
             return f"{error}: no OpenAI API is at this URL; is it an engine?"
         if error.may_want_tls:
             if self._speaks_tls is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from shoal.hosts.fleet.door import EngineDoor, Unreachable
 from shoal.hosts.fleet.pace import Tempo
-from shoal.hosts.fleet.readiness import MAX_METRICS_BYTES
+from shoal.hosts.fleet.readiness import MAX_METRICS_BYTES, NO_SUCH_PATH
 from shoal.hosts.logs import Log
 from shoal.kernel import InvalidInput
 from shoal.pool import Signals
@@ -18,6 +18,8 @@ from shoal.wire import read_signals
 log = Log("fleet")
 
 _UNKNOWN = Signals()
+_NO_PAGE = "start SGLang with --enable-metrics, llama.cpp with --metrics"
+_NO_LOAD = "it names no known load metric; start vLLM without --disable-log-stats"
 # A page that is costly to read is read so seldom that it takes at most this share of a core, and off the loop when
 # it is larger than what one engine with many ranks writes.
 _MAX_PARSE_RATIO = 0.02
@@ -28,7 +30,8 @@ class Scraper:
     """The scrape loop of one endpoint.
 
     engine: asked for at each reading with the page, so an engine can be recognised late.  seen: gets each reading.
-    busy: whether the pool has requests there.
+    busy: whether the pool has requests there.  problem: why the last reading told no load, and what to do about it; ""
+    when it did.
     """
 
     __slots__ = (
@@ -37,11 +40,11 @@ class Scraper:
         "_engine",
         "_name",
         "_parse_s",
-        "_problem",
         "_seen",
         "_tempo",
         "_wake",
         "last",
+        "problem",
     )
 
     def __init__(
@@ -60,7 +63,7 @@ class Scraper:
         self._engine = engine
         self._busy = busy
         self._seen = seen
-        self._problem = ""
+        self.problem = ""
         self._parse_s = 0.0
         self._wake = asyncio.Event()
         self.last: Signals | None = None
@@ -95,10 +98,10 @@ class Scraper:
             signals = read_signals(engine, page) if is_small else await asyncio.to_thread(read_signals, engine, page)
             self._parse_s = asyncio.get_running_loop().time() - began
         except (Unreachable, InvalidInput) as error:
-            self._tell_problem(str(error))
+            self._tell_problem(_advised(error))
             signals = _UNKNOWN
         else:
-            self._tell_problem("it names no known load metric" if signals == _UNKNOWN else "")
+            self._tell_problem(_NO_LOAD if signals == _UNKNOWN else "")
         if signals == _UNKNOWN and self.last == _UNKNOWN:
             return False
         self.last = signals
@@ -109,13 +112,13 @@ class Scraper:
         return self.last is not None and bool(self.last.waiting or self.last.running)
 
     def _tell_problem(self, problem: str) -> None:
-        if problem == self._problem:
+        if problem == self.problem:
             return
         if problem:
             log.warning(f"load of {self._name} is not known: /metrics: {problem}")
         else:
             log.info(f"load of {self._name} is known again")
-        self._problem = problem
+        self.problem = problem
 
     async def _sleep(self, seconds: float, can_wake: bool) -> None:
         if not can_wake:
@@ -129,3 +132,9 @@ class Scraper:
             return
         finally:
             self._wake.set()
+
+
+def _advised(error: Exception) -> str:
+    """What went wrong, and what turns the page on where there is none."""
+    has_no_page = isinstance(error, Unreachable) and error.status in NO_SUCH_PATH
+    return f"{error}; {_NO_PAGE}" if has_no_page else str(error)

@@ -30,6 +30,7 @@ from shoal.hosts.supervisor.configured import ConfiguredBackends
 from shoal.hosts.supervisor.dialling import BACKENDS, tell_workers
 from shoal.hosts.supervisor.inputs import Inputs, inputs_of
 from shoal.hosts.supervisor.link import WorkerLink
+from shoal.hosts.supervisor.loads import load_warnings
 from shoal.hosts.supervisor.named import named_sources
 from shoal.hosts.supervisor.orders import FleetOrders
 from shoal.hosts.supervisor.ports import check_port
@@ -242,6 +243,7 @@ class StandalonePicker(Worker):
         warnings = [*self._configuration.config.warnings]
         warnings += [each for each in ("" if roll.ready else roll.summary, self._refused, self._stuck) if each]
         warnings += self._inputs.warnings
+        warnings += load_warnings(self._keeper.reports())
         return PoolPicture(
             url=f"grpc://{self._address}",
             pid=os.getpid(),

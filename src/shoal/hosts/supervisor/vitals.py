@@ -11,6 +11,7 @@ from shoal import __version__
 from shoal.hosts import logs
 from shoal.hosts.admin import PoolPicture
 from shoal.hosts.supervisor.inputs import Inputs, inputs_of
+from shoal.hosts.supervisor.loads import load_warnings
 from shoal.hosts.supervisor.merging import Family
 from shoal.hosts.supervisor.parts import Parts
 from shoal.hosts.supervisor.waiting import Roll, call_roll
@@ -60,6 +61,7 @@ class Vitals:
         if why_not := self._why_not_serving() or ("" if self._parts.gate.ready else self.roll().summary):
             found.append(why_not)
         found += self._parts.plane.warnings
+        found += load_warnings(self._parts.keeper.reports())
         return found
 
     def about(self) -> PoolPicture:
