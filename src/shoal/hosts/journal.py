@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.hosts.journals import Allowance, open_part, prune
 from shoal.routing import Command, Event
 from shoal.routing.journal import MAGIC, Opening, Step, encode
 
@@ -29,16 +30,29 @@ class JournalWriter:
     """One journal of one process: `<stem>.journal`, then `<stem>.1.journal`, ... up to `max_files` of `max_bytes`.
 
     The router's state at the start of a later part is the end of the part before, so all parts replay together; when
-    `max_files` are full, recording stops (it says so) rather than losing the beginning.
+    `max_files` are full, recording stops (it says so) rather than losing the beginning.  allowance: of all journals in
+    the directory, to which earlier runs give way when this one begins; None keeps them all.
     """
 
-    def __init__(self, directory: Path, stem: str, opening: Opening, *, max_bytes: int, max_files: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        stem: str,
+        opening: Opening,
+        *,
+        max_bytes: int,
+        max_files: int,
+        allowance: Allowance | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._directory = directory
         self._stem = stem
         self._opening = opening
         self._max_bytes = max_bytes
         self._max_files = max_files
+        self._allowance = allowance
+        # The first part stays open to the end: that is how others see that this run goes on.
+        self._held = -1
         self._frames: deque[bytes] = deque()
         # Two counts, for each has one thread that writes it.
         self._queued_bytes = self._taken_bytes = 0
@@ -65,6 +79,9 @@ class JournalWriter:
         self._closing.set()
         self._thread.join(timeout=10.0)
         self._is_full = True
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
 
     def path(self, part: int) -> Path:
         """The file of a part."""
@@ -74,6 +91,7 @@ class JournalWriter:
     # ------------------------------------------------------------------ on the thread
 
     def _write(self) -> None:
+        self._make_room()
         part = 0
         while part < self._max_files and self._write_part(part):
             part += 1
@@ -81,6 +99,18 @@ class JournalWriter:
             log.warning("journal is full: %d files of %d bytes; recording stopped", part, self._max_bytes)
         self._is_full = True
         self._frames.clear()
+
+    def _make_room(self) -> None:
+        """Remove earlier runs beyond the allowance."""
+        if self._allowance is None:
+            return
+        try:
+            removed = prune(self._directory, self._allowance)
+        except OSError as error:
+            log.warning("journals of earlier runs cannot be counted: %s", error)
+            return
+        if removed.runs:
+            log.info("journals of earlier runs removed: %d, of %d bytes", removed.runs, removed.size_bytes)
 
     def _write_part(self, part: int) -> bool:
         """Fill one file; returns whether there is more to write."""
@@ -95,7 +125,9 @@ class JournalWriter:
             while True:
                 try:
                     if descriptor < 0:
-                        descriptor = os.open(self.path(part), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                        descriptor = open_part(self.path(part))
+                        if self._held < 0:
+                            self._held = os.dup(descriptor)
                     _put(descriptor, batch, written)
                     written, batch = written + len(batch), b""
                     self._goes_on()

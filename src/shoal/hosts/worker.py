@@ -24,6 +24,7 @@ from aiohttp import web
 from shoal.hosts.backends import BackendsFile
 from shoal.hosts.driver import Driver
 from shoal.hosts.journal import JournalWriter
+from shoal.hosts.journals import Allowance, stem_of
 from shoal.hosts.keys import KeyRing
 from shoal.hosts.picker import Picker
 from shoal.hosts.sharing import Sharing, read_secret
@@ -112,8 +113,14 @@ class Worker:
         if not settings.path:
             return None
         opening = Opening(self._options.seed, config_text, shares_pool, 0, run)
-        stem = f"picker-{self._options.picker_id}-{run}"
-        return JournalWriter(Path(settings.path), stem, opening, max_bytes=settings.max_bytes, max_files=settings.files)
+        return JournalWriter(
+            Path(settings.path),
+            stem_of(self._options.picker_id, run),
+            opening,
+            max_bytes=settings.max_bytes,
+            max_files=settings.files,
+            allowance=Allowance(settings.total_bytes, settings.runs),
+        )
 
     def _on_account(self, account: Account) -> None:
         self._tracer.account(account)

@@ -221,9 +221,13 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     path: Annotated[str, "directory; empty for no journal"] = ""
     max_bytes: Annotated[int, "size of one file, after which the next begins", Quantity()] = 64 * MiB
     files: Annotated[int, "files per worker; when all are full, recording stops"] = 4
+    total_bytes: Annotated[
+        int, "of all journals in the directory; workers that start remove the oldest ended ones beyond it", Quantity()
+    ] = 1024 * MiB
+    runs: Annotated[int, "journals in the directory, one per start of a worker; as total_bytes"] = 200
 
     def __post_init__(self) -> None:
-        _positive(max_bytes=self.max_bytes, files=self.files)
+        _positive(max_bytes=self.max_bytes, files=self.files, total_bytes=self.total_bytes, runs=self.runs)
 
 
 class Tracing(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """The worker as a process: fed over its admin socket, replaced under load, ended in order."""
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from shoal.kernel import ConfigError
 from shoal.pool import Endpoint, EndpointState, ServedModel
 from shoal.routing import Event
 from shoal.routing.events import EndpointChanged, EndpointJoined, EndpointLeft, ModelsSeen
+from shoal.routing.journal import MAGIC
 from tests.hosts.direct.direct_rig import CHUNKED_HEAD, Client, Engine, Seen, Wire, chat, chunk, plain, request, until
 
 pytestmark = pytest.mark.e2e
@@ -217,3 +219,17 @@ async def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     parent.kill()
     await parent.wait()
     await until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+async def test_a_worker_that_starts_removes_journals_beyond_what_the_configuration_allows(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    old = [folder / f"picker-0-{number:08x}.journal" for number in range(9)]
+    for age, path in enumerate(reversed(old)):
+        path.write_bytes(MAGIC)
+        os.utime(path, (1_000_000 - age, 1_000_000 - age))
+    config = tmp_path / "pool.yaml"
+    config.write_text(f"apiVersion: shoal.dev/v1alpha1\nkind: Pool\njournal: {{path: {folder}, runs: 3}}\n")
+    async with worker(tmp_path, "w", "--listen", "127.0.0.1:0", "--config", str(config)):
+        await until(lambda: len({*folder.iterdir()} - {*old}) == 1)
+        assert {*folder.iterdir()} & {*old} == {*old[-3:]}
