@@ -6,8 +6,6 @@ It is read again when it changes, and at once when an address is asked for that 
 written before the router is told of an endpoint.
 """
 
-import asyncio
-import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import msgspec
 
 from shoal.hosts.envoy import BackendTls, EndpointAddress
 from shoal.hosts.envoy.files import write_document
+from shoal.hosts.filewatch import FollowedFiles, Mark, look_every, mark_of
 from shoal.hosts.logs import Log
 from shoal.kernel import UNREADABLE, ConfigError
 
@@ -72,11 +71,10 @@ class BackendsFile:
     def __init__(self, path: Path | None, on_change: Callable[[], None] = lambda: None) -> None:
         self._path = path
         self.on_change = on_change
-        self._seen: tuple[object, ...] = ()
         self._backends: dict[str, Backend] = {}
-        self._refused = ""
         self._root_files: list[str] = []
-        self._contexts: dict[tuple[BackendTls, object], ssl.SSLContext] = {}
+        self._contexts: dict[tuple[BackendTls, Mark | None], ssl.SSLContext] = {}
+        self._files = FollowedFiles("engines' keys and certificates", self._paths, self._reload, log)
         self.look()
 
     def of(self, address: str) -> Backend:
@@ -89,32 +87,21 @@ class BackendsFile:
 
     def look(self) -> None:
         """Read the file again if it, or a file of roots that it names, has changed.  A bad one changes nothing."""
-        if self._path is None:
-            return
-        if self._marks() == self._seen:
-            return
-        self._seen = self._marks()
-        try:
-            self._take(_read(self._path))
-        except ConfigError as error:
-            if str(error) != self._refused:
-                self._refused = str(error)
-                log.error("engines' keys and certificates not reloaded, the last ones stay in use", why=error)
-            return
-        self._refused = ""
-        self._seen = self._marks()
-        self.on_change()
+        if self._files.look():
+            self.on_change()
 
     async def follow(self) -> None:
         """Look now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            self.look()
+        await look_every(_LOOK_S, self.look)
 
-    def _marks(self) -> tuple[object, ...]:
-        return () if self._path is None else (_mark(self._path), *(_mark(Path(root)) for root in self._root_files))
+    def _paths(self) -> list[str | Path]:
+        return [] if self._path is None else [self._path, *self._root_files]
 
-    def _take(self, content: Backends) -> None:
+    def _reload(self) -> None:
+        assert self._path is not None
+        content = _read(self._path)
+        # Named before they are read, so that one that cannot be used now is looked at again.
+        self._root_files = [group.ca for group in content.groups if group.ca and group.is_verified]
         contexts = {group.name: (self._context(group), group.sni or None) for group in content.groups}
         backends = {}
         for endpoint in content.endpoints:
@@ -124,12 +111,11 @@ class BackendsFile:
             backends[endpoint.address] = Backend(tls, name, endpoint.authorization)
         used = {context for context, _ in contexts.values()}
         self._contexts = {key: context for key, context in self._contexts.items() if context in used}
-        self._root_files = [group.ca for group in content.groups if group.ca and group.is_verified]
         self._backends = backends
 
     def _context(self, group: BackendTls) -> ssl.SSLContext:
         """The context of a group; the same for as long as group and roots are, so that its connections can stay."""
-        key = (group, _mark(Path(group.ca)) if group.ca else None)
+        key = (group, mark_of(group.ca) if group.ca else None)
         if key not in self._contexts:
             self._contexts[key] = context_of(group)
         return self._contexts[key]
@@ -155,11 +141,3 @@ def _read(path: Path) -> Backends:
         raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
     except UNREADABLE as error:
         raise ConfigError(f"cannot be used: {error}", source=str(path)) from None
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size

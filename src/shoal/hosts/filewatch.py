@@ -1,20 +1,36 @@
-"""One small file that people edit while we run: bounded reads, and a signal when its content changed.
+"""Small files that people edit while we run: bounded reads, and a signal when their content changed.
 
 Atomic replacement, in-place writes and the symlink swap of a mounted ConfigMap are all seen, because the
-folder is watched and the file's identity compared.  What the bytes mean is the reader's business.
+folder is watched and the file's identity compared.  What the bytes mean is the reader's business; that what was read
+last stays in use while a file cannot be, and that this is said once, is here.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from pathlib import Path
 
 from watchfiles import awatch
 
+from shoal.hosts.logs import Log
 from shoal.kernel import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
+
+Mark = tuple[int, int, int]
+
+
+def mark_of(path: str | Path) -> Mark | None:
+    """Return what changes whenever a file does, None when it is not there."""
+    try:
+        return _mark(os.stat(path))
+    except OSError:
+        return None
+
+
+def _mark(status: os.stat_result) -> Mark:
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 class WatchedFile:
@@ -25,14 +41,13 @@ class WatchedFile:
     def __init__(self, path: Path, limit_bytes: int = MAX_FILE_BYTES) -> None:
         self.path = path
         self._limit = limit_bytes
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: Mark | None = None
 
     def read(self) -> bytes:
         """Return the content.  Raises ConfigError when it cannot be read or is over the limit."""
         try:
             with self.path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                self._seen = (status.st_mtime_ns, status.st_ino, status.st_size)
+                self._seen = _mark(os.fstat(file.fileno()))
                 data = file.read(self._limit + 1)
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", source=str(self.path)) from None
@@ -42,11 +57,8 @@ class WatchedFile:
 
     def is_changed(self) -> bool:
         """Whether the file is there and differs from what `read` saw last."""
-        try:
-            status = self.path.stat()
-        except OSError:
-            return False
-        return (status.st_mtime_ns, status.st_ino, status.st_size) != self._seen
+        mark = mark_of(self.path)
+        return mark is not None and mark != self._seen
 
     async def changes(self, recheck_s: float = 5.0) -> AsyncGenerator[None, None]:
         """Yield after each change, until closed; the caller reads before it asks for the next.
@@ -72,3 +84,71 @@ class WatchedFile:
                 await asyncio.sleep(recheck_s)
                 if self.is_changed():
                     yield
+
+
+class Refusals:
+    """Says that something cannot be taken over and what was before stays: once for each reason."""
+
+    __slots__ = ("_last", "_log", "_what")
+
+    def __init__(self, what: str, log: Log) -> None:
+        self._what = what
+        self._log = log
+        self._last = ""
+
+    def tell(self, error: ConfigError) -> None:
+        """Say why, unless that was said last."""
+        if str(error) != self._last:
+            self._last = str(error)
+            self._log.error(f"{self._what} not reloaded, the last ones stay in use", why=error)
+
+    def forget(self) -> None:
+        """All is well again: the next reason is said, whatever it is."""
+        self._last = ""
+
+
+class FollowedFiles:
+    """Files that are read together, and again when one of them has changed.
+
+    what: as the log calls what is in them.  paths: which they are now; those that were read may name others.  take:
+    reads them and puts them in use; raises ConfigError when they cannot be used, and has changed nothing then.
+    """
+
+    __slots__ = ("_paths", "_refusals", "_seen", "_take")
+
+    def __init__(
+        self, what: str, paths: Callable[[], Iterable[str | Path]], take: Callable[[], None], log: Log
+    ) -> None:
+        self._paths = paths
+        self._take = take
+        self._refusals = Refusals(what, log)
+        self._seen: dict[str | Path, Mark | None] = {}
+
+    def read(self) -> None:
+        """Read them whether they have changed or not.  Raises ConfigError."""
+        self._seen = before = self._marks()
+        self._take()
+        # What changed while it was read is read again, and a file that is named only now counts as read.
+        self._seen = {path: before.get(path, mark) for path, mark in self._marks().items()}
+
+    def look(self) -> bool:
+        """Read them if one has changed, or they are others.  Returns whether they were put in use."""
+        if self._marks() == self._seen:
+            return False
+        try:
+            self.read()
+        except ConfigError as error:
+            self._refusals.tell(error)
+            return False
+        self._refusals.forget()
+        return True
+
+    def _marks(self) -> dict[str | Path, Mark | None]:
+        return {path: mark_of(path) for path in self._paths()}
+
+
+async def look_every(every_s: float, look: Callable[[], object]) -> None:
+    """Look now and then, until cancelled."""
+    while True:
+        await asyncio.sleep(every_s)
+        look()

@@ -238,3 +238,15 @@ async def test_an_engine_lost_under_tls_is_replaced(tmp_path: Path) -> None:
             assert (await it.outcome()).attempts == 2
     finally:
         await engine.stop()
+
+
+async def test_roots_that_could_not_be_used_at_first_are_used_once_they_can(tmp_path: Path) -> None:
+    own = make_certificate(tmp_path, "own")
+    roots, path = tmp_path / "roots.pem", tmp_path / "backends.json"
+    group = BackendTls(name="g", ca=str(roots))
+    write_backends(path, Backends(endpoints=(EndpointAddress(address="a:1", tls="g"),), groups=(group,)))
+    file = BackendsFile(path)
+    assert file.of("a:1").tls is None
+    shutil.copy(own[0], roots)
+    file.look()
+    assert file.of("a:1").tls is not None

@@ -3,10 +3,9 @@
 A pair that cannot be used is refused, and the one in use stays.
 """
 
-import asyncio
-import os
 import ssl
 
+from shoal.hosts.filewatch import FollowedFiles, look_every
 from shoal.hosts.logs import Log
 from shoal.kernel import ConfigError
 from shoal.routing.settings import Tls
@@ -21,39 +20,25 @@ class Certificate:
 
     def __init__(self, files: Tls) -> None:
         """Read the pair.  Raises ConfigError."""
-        self._files = files
-        _load(_fresh(), files)
+        self._pair = files
         self.context = _fresh()
-        _load(self.context, files)
-        self._seen = self._marks()
-        self._refused = ""
+        self._files = FollowedFiles("certificates", lambda: (self._pair.cert, self._pair.key), self._read, log)
+        self._files.read()
 
     def look(self, files: Tls) -> None:
         """Read the pair again if it has changed, or its files are others."""
-        if files == self._files and self._marks() == self._seen:
-            return
-        self._files = files
-        self._seen = self._marks()
-        try:
-            # Key and chain are replaced one after the other: a scratch context tells whether they belong together.
-            _load(_fresh(), files)
-            _load(self.context, files)
-        except ConfigError as error:
-            if str(error) != self._refused:
-                self._refused = str(error)
-                log.error("certificate not reloaded, the last one stays in use", why=error)
-            return
-        self._refused = ""
-        log.info("certificate reloaded", file=files.cert)
+        self._pair = files
+        if self._files.look():
+            log.info("certificates reloaded", file=files.cert)
 
     async def follow(self) -> None:
         """Look now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            self.look(self._files)
+        await look_every(_LOOK_S, lambda: self.look(self._pair))
 
-    def _marks(self) -> tuple[object, ...]:
-        return tuple(_mark(path) for path in (self._files.cert, self._files.key))
+    def _read(self) -> None:
+        # Key and chain are replaced one after the other: a scratch context tells whether they belong together.
+        _load(_fresh(), self._pair)
+        _load(self.context, self._pair)
 
 
 def _fresh() -> ssl.SSLContext:
@@ -68,11 +53,3 @@ def _load(context: ssl.SSLContext, files: Tls) -> None:
         context.load_cert_chain(files.cert, files.key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"certificate and key {files.key} cannot be used: {error}", source=files.cert) from error
-
-
-def _mark(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -11,6 +11,7 @@ import ssl
 
 import aiohttp
 
+from shoal.hosts.filewatch import Mark, mark_of
 from shoal.hosts.fleet.pace import Pace
 from shoal.hosts.fleet.targets import Target
 from shoal.pool import Endpoint
@@ -56,14 +57,14 @@ class Trust:
     __slots__ = ("_contexts",)
 
     def __init__(self) -> None:
-        self._contexts: dict[str, tuple[int, ssl.SSLContext]] = {}
+        self._contexts: dict[str, tuple[Mark | None, ssl.SSLContext]] = {}
 
     def context(self, ca_file: str) -> ssl.SSLContext:
         """Settings that trust `ca_file`, or the system's authorities for "".  Raises OSError or ssl.SSLError."""
-        changed_at = os.stat(ca_file).st_mtime_ns if ca_file else 0
+        mark = mark_of(ca_file) if ca_file else None
         known = self._contexts.get(ca_file)
-        if known is None or known[0] != changed_at:
-            known = self._contexts[ca_file] = (changed_at, ssl.create_default_context(cafile=ca_file or None))
+        if known is None or known[0] != mark:
+            known = self._contexts[ca_file] = (mark, ssl.create_default_context(cafile=ca_file or None))
         return known[1]
 
 

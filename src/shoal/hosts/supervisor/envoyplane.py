@@ -24,6 +24,7 @@ from shoal.hosts.envoy import (
     write_certificates,
     write_endpoints,
 )
+from shoal.hosts.filewatch import Refusals
 from shoal.hosts.supervisor.dialling import Targets, addresses_of, group_names, groups_of, marks_of, tell_workers
 from shoal.hosts.supervisor.doors import service_socket
 from shoal.hosts.supervisor.merging import Family
@@ -204,17 +205,15 @@ class EnvoyPlane:
     async def follow_files(self) -> None:
         """Hand Envoy certificates and roots that changed, until cancelled; a pair that cannot be used is refused."""
         held = await asyncio.to_thread(write_certificates, self.process.settings)
-        refused = ""
+        refusals = Refusals("certificates", self._log)
         while True:
             await asyncio.sleep(CERTIFICATES_S)
             try:
                 found = await asyncio.to_thread(write_certificates, self.process.settings)
             except ConfigError as error:
-                if str(error) != refused:
-                    refused = str(error)
-                    self._log.error("certificates not reloaded, the last ones stay in use", why=error)
+                refusals.tell(error)
                 continue
-            refused = ""
+            refusals.forget()
             if found != held:
                 held = found
                 self._log.info("certificates reloaded")
