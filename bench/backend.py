@@ -27,6 +27,8 @@ from typing import cast
 
 import uvloop
 
+from shoal.hosts.engine.lag import LoopLag
+
 _MODELS = (
     '{"object":"list","data":[{"id":"%s","object":"model","owned_by":"vllm","root":"%s","parent":null,'
     '"max_model_len":1000000}]}'
@@ -55,12 +57,13 @@ _STREAM_HEAD = (
 
 
 class Site:
-    """One endpoint: its address and what it has seen."""
+    """One endpoint: its address and what it has seen.  lag: of the loop that serves it and all others."""
 
-    __slots__ = ("aborted", "aborted_at_s", "address", "model", "running", "total", "unrouted")
+    __slots__ = ("aborted", "aborted_at_s", "address", "lag", "model", "running", "total", "unrouted")
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, lag: LoopLag) -> None:
         self.model = model
+        self.lag = lag
         self.address = ""
         self.running = 0
         self.total = 0
@@ -79,6 +82,8 @@ class Site:
             f"# TYPE bench:aborted counter\nbench:aborted_total {self.aborted}.0\n"
             f"# TYPE bench:aborted_at_seconds gauge\nbench:aborted_at_seconds {self.aborted_at_s:.6f}\n"
             f"# TYPE bench:unrouted counter\nbench:unrouted_total {self.unrouted}.0\n"
+            "# TYPE shoal_engine_loop_lag_seconds gauge\n"
+            f'shoal_engine_loop_lag_seconds{{quantile="0.99"}} {self.lag.quantile_s(0.99):.6f}\n'
         ).encode()
 
 
@@ -246,7 +251,8 @@ def _framed(data: bytes) -> bytes:
 async def serve(count: int, model: str) -> AsyncIterator[list[Site]]:
     """Open `count` endpoints on free ports of 127.0.0.1 for as long as the context lasts."""
     loop = asyncio.get_running_loop()
-    sites = [Site(model) for _ in range(count)]
+    lag = LoopLag()
+    sites = [Site(model, lag) for _ in range(count)]
     servers = []
     for site in sites:
         server = await loop.create_server(partial(Door, site, loop), "127.0.0.1", 0, backlog=4096)
@@ -257,6 +263,7 @@ async def serve(count: int, model: str) -> AsyncIterator[list[Site]]:
     finally:
         for server in servers:
             server.close()
+        lag.close()
         await asyncio.sleep(0)
 
 

@@ -21,9 +21,10 @@ import asyncio, sys
 from functools import partial
 sys.path.insert(0, {root!r})
 from bench.backend import Door, Site
+from shoal.hosts.engine.lag import LoopLag
 
 async def main():
-    site = Site("m")
+    site = Site("m", LoopLag())
     loop = asyncio.get_running_loop()
     port = int(sys.argv[sys.argv.index("--port") + 1])
     server = await loop.create_server(partial(Door, site, loop), "127.0.0.1", port)

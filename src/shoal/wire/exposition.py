@@ -107,8 +107,6 @@ _LABELS: dict[bytes, re.Pattern[bytes]] = {
         b"dp_rank",
         b"request_type",
         b"kv_cache_block_type",
-        b"mode",
-        b"stage",
     )
 }
 

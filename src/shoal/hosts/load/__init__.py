@@ -10,7 +10,7 @@ from shoal.hosts.load.client import Client
 from shoal.hosts.load.lag import LAG_LIMIT_S, LoopLag
 from shoal.hosts.load.report import LoadReport, Sample, summarise
 from shoal.hosts.load.runner import run_load
-from shoal.hosts.load.stage import Stage, StageFailed
+from shoal.hosts.load.stage import Stage, StageFailed, engine_lag_of
 
 __all__ = [
     "LAG_LIMIT_S",
@@ -21,6 +21,7 @@ __all__ = [
     "Sample",
     "Stage",
     "StageFailed",
+    "engine_lag_of",
     "run_load",
     "summarise",
 ]

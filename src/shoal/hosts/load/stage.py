@@ -102,7 +102,7 @@ class Stage:
         return msgspec.structs.replace(
             report,
             served={each.id: int(each.requests_total) for each in endpoints},
-            engine_lag_p99_s=max([await _engine_lag_s(each.address) for each in endpoints], default=0.0),
+            engine_lag_p99_s=max([await engine_lag_of(each.address) for each in endpoints], default=0.0),
         )
 
     async def stop(self, *, at_once: bool = False) -> None:
@@ -146,8 +146,8 @@ class Stage:
         return ""
 
 
-async def _engine_lag_s(address: str) -> float:
-    """The loop lag p99 of an embedded engine over its last ten seconds, 0.0 for any other engine."""
+async def engine_lag_of(address: str) -> float:
+    """Return the loop lag p99 in seconds of an embedded engine over its last ten seconds, 0.0 for any other engine."""
     client = Client(f"http://{address}", timeout_s=5.0)
     try:
         answer = await client.get("/metrics")
