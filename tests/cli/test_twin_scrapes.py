@@ -118,6 +118,8 @@ def test_a_file_that_is_no_page_of_an_engine_is_named(files: list[str], capsys: 
         (["--metrics", "http://127.0.0.1:1/metrics", "--for", "9s"], "cannot be scraped: "),
         (["--metrics", "http://127.0.0.1:1/", "x.txt", "--for", "9s"], "takes one address"),
         (["--metrics", "x.txt", "--every", "1s", "--endpoint", "e"], "--endpoint: is for journals"),
+        (["--metrics", "x.txt", "--every", "1s", "--requests", "9"], "--requests: is for journals"),
+        (["journal", "--requests", "0"], "--requests: must be at least 1"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(

@@ -1,5 +1,6 @@
 """The engine machine: batching, chunks, prefix reuse, preemption, aborts, time."""
 
+import msgspec
 import pytest
 
 from shoal.engine import (
@@ -239,3 +240,28 @@ def test_an_early_tick_does_nothing_and_time_never_goes_back() -> None:
     time.now = 0.0005
     with pytest.raises(ClockWentBack):
         time.send(Ticked())
+
+
+def test_of_a_prompt_that_another_engine_prefilled_only_the_end_is_computed() -> None:
+    time = VirtualTime(small())
+    time.send(msgspec.structs.replace(request("a", prompt=100, output=2), received_tokens=100))
+    time.step()
+    done_at = time.now
+    time.run()
+    assert time.finished["a"].cached_tokens == 96
+    alone = VirtualTime(small())
+    alone.send(request("a", prompt=4, output=2))
+    alone.step()
+    assert done_at == pytest.approx(alone.now, rel=0.01)
+    # Its blocks can be found by others now.
+    assert time.engine.held_tokens(request("a", prompt=100, output=0).block_hashes) == 100
+
+
+def test_what_another_engine_sent_is_computed_when_its_blocks_were_lost() -> None:
+    time = VirtualTime(small(num_blocks=16))
+    time.send(request("a", prompt=24, output=30))
+    time.step()
+    time.send(msgspec.structs.replace(request("b", prompt=24, output=10), received_tokens=24))
+    time.run()
+    assert time.finished["b"].preemptions >= 1
+    assert time.finished["b"].output_tokens == 10

@@ -178,3 +178,29 @@ def test_every_shape_runs_to_its_end(shape: str) -> None:
 def test_what_is_wrong_in_a_document_is_named(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read_experiment(text, "test")
+
+
+def test_an_engine_that_joins_gets_requests_and_one_that_leaves_answers_what_it_has() -> None:
+    text = SMALL + "incidents: [{at_s: 2, what: leave, endpoint: e0}, {at_s: 2, what: join, endpoint: e2}]\n"
+    result, samples = run_experiment(read_experiment(text, "test"), 1, router=ROUND_ROBIN)
+    assert result.failed == 0
+    assert all(sample.arrived_s > 2.0 for sample in samples if sample.endpoint == "e2")
+    assert {sample.endpoint for sample in samples if sample.arrived_s < 2.0} == {"e0", "e1"}
+    left = [sample for sample in samples if sample.endpoint == "e0"]
+    assert all(sample.arrived_s <= 2.0 for sample in left)
+    assert any(sample.arrived_s + sample.duration_s > 2.0 for sample in left)
+    assert {sample.endpoint for sample in samples if sample.arrived_s > 2.0} == {"e1", "e2"}
+
+
+def test_an_engine_that_left_may_join_again() -> None:
+    text = SMALL + "incidents: [{at_s: 1, what: leave, endpoint: e0}, {at_s: 6, what: join, endpoint: e0}]\n"
+    result, samples = run_experiment(read_experiment(text, "test"), 1, router=ROUND_ROBIN)
+    assert result.failed == 0
+    served = [sample.arrived_s for sample in samples if sample.endpoint == "e0"]
+    assert not any(1.0 < arrived_s < 6.0 for arrived_s in served)
+    assert any(arrived_s > 6.0 for arrived_s in served)
+
+
+def test_delays_of_an_experiment_are_those_of_its_pool() -> None:
+    near, far = (run(SMALL + f"delays: {{network_s: {network_s}}}\n") for network_s in (0.0005, 0.3))
+    assert far.ttft_p50_s > near.ttft_p50_s + 0.25

@@ -119,11 +119,6 @@ def test_parts_of_a_journal_are_read_in_their_order_and_an_empty_one_is_refused(
 def test_a_run_that_is_recorded_and_played_again_finds_as_much_in_its_caches() -> None:
     steps: list[tuple[float, Event]] = []
 
-    class Recorder(Cluster):
-        def _feed(self, number: int, event: Event) -> None:
-            steps.append((self.loop.now, event))
-            super()._feed(number, event)
-
     experiment = read_experiment(CHATS, "test")
     result, _ = run_experiment(experiment, 1)
     # The same arrivals again, written down.
@@ -134,7 +129,9 @@ def test_a_run_that_is_recorded_and_played_again_finds_as_much_in_its_caches() -
     chance = Chance(1)
     made = experiment.arrivals.spread(experiment.workload.make(chance.stream("workload")), chance.stream("arrivals"))
     nodes: tuple[NodeConfig, ...] = nodes_of(experiment)
-    recorder = Recorder(ClusterConfig(nodes=nodes, seed=1))
+    recorder = Cluster(
+        ClusterConfig(nodes=nodes, seed=1), on_step=lambda _number, now, event, _commands: steps.append((now, event))
+    )
     recorder.run(made)
     played, _ = run_experiment(experiment, 1, sessions=recorded.journal([written(steps)]))
     assert played.requests == result.requests

@@ -11,6 +11,7 @@ from shoal.simulation.scraped import fit_scrapes
 from shoal.wire.engine_totals import Totals, read_totals
 from tests.simulation.scrapes import EVERY_S
 from tests.simulation.scrapes import scrapes as pages_of
+from tests.simulation.sglang_scrapes import sglang_scrapes
 
 BASE = find_profile("h100-8b")
 
@@ -30,6 +31,18 @@ def test_the_speeds_of_an_engine_that_nobody_told_of_are_found(seed: int) -> Non
     assert found.profile.name == "ours"
     assert found.held_out == 2
     assert max(found.decode.median, found.prefill.median) < 0.06
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_the_speeds_of_an_engine_that_prefills_in_steps_of_their_own_are_found(seed: int) -> None:
+    truth = unknown(seed)
+    pages = [(at, read_totals(page)) for at, page in sglang_scrapes(truth, seed)]
+    found = fit_scrapes(pages, BASE, name="ours")
+    errors = np.abs(list(step_errors(found.profile, truth).values()))
+    assert np.median(errors) < 0.08
+    assert errors.max() < 0.2
+    assert np.abs(list(step_errors(BASE, truth).values())).max() > 2 * errors.max()
+    assert found.request_s == pytest.approx(0.004, rel=0.2)
 
 
 def test_what_means_cannot_tell_is_kept() -> None:

@@ -170,6 +170,7 @@ def _planned(args: argparse.Namespace) -> "tuple[Document, list[Job]]":
     from shoal.report import Document, about
     from shoal.routing.config import load
     from shoal.simulation.experiment import at_load, load_unit
+    from shoal.simulation.handover import Role
 
     text = read_text(args.experiment)
     experiment = experiment_of(text, args.experiment)
@@ -180,6 +181,8 @@ def _planned(args: argparse.Namespace) -> "tuple[Document, list[Job]]":
         load(policies[name], str(path))
     for each in args.load:
         at_load(experiment, each)
+    if args.reference and any(group.role is not Role.BOTH for group in experiment.fleet):
+        raise ConfigError("places requests and no prefills; leave it out for engines with roles", source="--reference")
     seeds = tuple(dict.fromkeys(args.seed or experiment.seeds))
     texts = dict.fromkeys(policies, text)
     if args.every_step:

@@ -34,6 +34,7 @@ examples:
 
 Then: `profile: our-gpu.yaml` in the fleet of an experiment, or shoal engine --profile our-gpu.yaml
 """
+REQUESTS = 1_500
 _FELT = 0.5
 
 
@@ -44,7 +45,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="fit the model of the engine to what real engines did",
         description="Read journals of a pool, find the coefficients with which the model of the engine answers when\n"
         "the real ones did, and say how well it fits later requests.  All endpoints taken must have one model and one\n"
-        "kind of hardware.  Metrics of one vLLM engine will do, too, but tell less: how fast compute and memory are.",
+        "kind of hardware.  Metrics of one engine (vLLM, SGLang) will do, too, but tell less: how fast compute and\n"
+        "memory are.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -65,7 +67,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--max-num-batched-tokens", type=int, default=0, metavar="N", help="as the engines were started (the base's)"
     )
     parser.add_argument("--max-num-seqs", type=int, default=0, metavar="N", help="as the engines were started")
-    parser.add_argument("--requests", type=int, default=1_500, metavar="N", help="use at most so many (1500)")
+    parser.add_argument("--requests", type=int, metavar="N", help=f"use at most so many of a journal ({REQUESTS})")
     parser.set_defaults(run=_run)
 
 
@@ -114,8 +116,11 @@ def _of_journals(console: Console, args: argparse.Namespace, base: "Profile") ->
     for name in ("for_s", "every_s"):
         if getattr(args, name):
             raise ConfigError("is for --metrics", source=f"--{name.removesuffix('_s')}")
+    most = REQUESTS if args.requests is None else args.requests
+    if most < 1:
+        raise ConfigError("must be at least 1", source="--requests")
     seen = chosen(read_journals(args.journal), args.endpoint)
-    found = fitted(console, seen, base, args.requests, args.name)
+    found = fitted(console, seen, base, most, args.name)
     show_fit(console, found)
     said = f"Fitted to {found.fitted} requests of {len(seen)} endpoints; on {found.held_out} later ones:"
     return found, [said, *_lines(found)]
@@ -128,6 +133,8 @@ def _of_metrics(console: Console, args: argparse.Namespace, base: "Profile") -> 
 
     if args.endpoint:
         raise ConfigError("is for journals; metrics are of one engine", source="--endpoint")
+    if args.requests is not None:
+        raise ConfigError("is for journals; metrics have no requests, only sums of them", source="--requests")
     found = fit_scrapes(read_scrapes(console, args.metrics, args.for_s, args.every_s), base, name=args.name)
     show_scraped(console, found, base.name)
     return found, [f"Fitted to metrics, from {base.name}.", *lines_of(found)]

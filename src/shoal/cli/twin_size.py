@@ -1,4 +1,4 @@
-"""`shoal twin size`: how many engines of which kind, and which configuration, meet an SLO cheapest.
+"""`shoal twin size`: how many engines of which kind, split how, and which configuration, meet an SLO cheapest.
 
 Owns the verb and what it prints; the search is `simulation.size`.
 """
@@ -17,6 +17,9 @@ from shoal.cli import flags
 from shoal.kernel import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.simulation import Experiment
     from shoal.simulation.size import Search, Slo
 
 __all__ = ["add_parser"]
@@ -26,19 +29,22 @@ examples:
   shoal twin size --slo ttft_p99=1.5s examples/twin/agents.yaml
   shoal twin size --slo ttft_p95=800ms --slo tpot_p95=50ms --policy default --policy new.yaml --jobs 2 fleet.yaml
 
-Each group of the fleet is a kind of engine to choose; its count is what is looked for.
+Each group of the fleet is a kind of engine to choose; its count is what is looked for.  Groups of role prefill and
+decode are looked for together, with the cheapest split.
 """
 _DEFAULT = "default"
 _INTERRUPTED = 130
+_MOST = 2_000
 
 
 class _Candidate(NamedTuple):
-    """A kind of engine under a policy.  group: its place in the fleet.  cost: of an engine and hour, 0 when unknown."""
+    """A kind of fleet under a policy.  groups: their places in the experiment's.  profile: in words.  has_cost: whether
+    what an engine costs is known."""
 
-    group: int
+    groups: tuple[int, ...]
     profile: str
     policy: str
-    cost: float
+    has_cost: bool
     search: "Search"
 
 
@@ -47,8 +53,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = verbs.add_parser(
         "size",
         help="find the cheapest fleet that meets an SLO",
-        description="Find for each group of an experiment's fleet, and each policy, how few engines meet an SLO with\n"
-        "every seed, and which of them is cheapest by the groups' cost_per_hour.",
+        description="Find for each group of an experiment's fleet, each pair of groups of which one prefills and one\n"
+        "decodes, and each policy, how few engines meet an SLO with every seed, and which fleet is cheapest by the\n"
+        "groups' cost_per_hour.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,7 +68,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--policy", action="append", default=[], metavar="FILE",
         help=f"a router's configuration, or `{_DEFAULT}` (repeatable; the experiment's)",
     )  # fmt: skip
-    parser.add_argument("--most", type=int, default=64, metavar="N", help="largest count to try (64)")
+    parser.add_argument("--most", type=int, default=64, metavar="N", help="largest count to try of a group (64)")
     parser.add_argument("--seed", type=flags.seed, action="append", default=[], help="instead of the file's")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was tried there")
@@ -84,14 +91,15 @@ def _run(args: argparse.Namespace) -> int:
 
     from shoal.cli.twin_files import beside, experiment_of, read_text
     from shoal.cli.twin_jobs import Job, run_jobs
-    from shoal.engine import find_profile
     from shoal.routing.config import load
-    from shoal.simulation.size import Search, check_sizable, sized
+    from shoal.simulation.size import Search, check_sizable, kinds, named, sized
 
     flags.check_report(args.json)
     for name in ("most", "jobs"):
         if getattr(args, name) < 1:
             raise ConfigError("must be at least 1", source=f"--{name}")
+    if args.most > _MOST:
+        raise ConfigError(f"must be at most {_MOST:,}", source="--most")
     experiment = experiment_of(read_text(args.experiment), args.experiment)
     check_sizable(experiment, str(args.experiment))
     configs = {}
@@ -101,8 +109,14 @@ def _run(args: argparse.Namespace) -> int:
         load(configs[name], str(path))
     seeds = tuple(dict.fromkeys(args.seed or experiment.seeds))
     candidates = [
-        _Candidate(n, find_profile(group.profile).name, policy, group.cost_per_hour, Search(args.slo, args.most))
-        for n, group in enumerate(experiment.fleet)
+        _Candidate(
+            groups,
+            named(experiment, groups),
+            policy,
+            all(costs),
+            Search(args.slo, args.most, costs if all(costs) else (1.0,)),
+        )
+        for groups, costs in _costs(experiment, kinds(experiment))
         for policy in configs
     ]
     console = Console() if sys.stdout.isatty() else Console(width=140)
@@ -110,11 +124,11 @@ def _run(args: argparse.Namespace) -> int:
                   console=console, transient=True) as bar:  # fmt: skip
         task = bar.add_task("")
         tried = 0
-        while probes := [(each, count) for each in candidates if (count := each.search.next()) is not None]:
+        while probes := [(each, counts) for each in candidates if (counts := each.search.next()) is not None]:
             jobs = [
                 Job(each.policy, str(args.experiment),
-                    msgspec.json.encode(sized(experiment, each.group, count)).decode(), configs[each.policy], seed)
-                for each, count in probes
+                    msgspec.json.encode(sized(experiment, each.groups, counts)).decode(), configs[each.policy], seed)
+                for each, counts in probes
                 for seed in seeds
             ]  # fmt: skip
             bar.update(task, total=tried + len(jobs), description=f"{tried} runs done, {len(jobs)} in this round")
@@ -125,9 +139,9 @@ def _run(args: argparse.Namespace) -> int:
                 print("shoal: interrupted before the search was over", file=sys.stderr)
                 return _INTERRUPTED
             tried += len(jobs)
-            for place, (each, count) in enumerate(probes):
+            for place, (each, counts) in enumerate(probes):
                 mine = runs[place * len(seeds) : (place + 1) * len(seeds)]
-                each.search.tell(count, [run.result for run in mine])
+                each.search.tell(counts, [run.result for run in mine])
     best = _best(candidates)
     if args.json:
         flags.write_report(args.json, msgspec.json.format(msgspec.json.encode(_document(candidates, args.slo, best))))
@@ -135,8 +149,16 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if best is not None else 1
 
 
+def _costs(
+    experiment: "Experiment", fleets: list[tuple[int, ...]]
+) -> "Iterator[tuple[tuple[int, ...], tuple[float, ...]]]":
+    """Yield each kind of fleet with what an engine of each of its groups costs, 0 when that is not known."""
+    for groups in fleets:
+        yield groups, tuple(experiment.fleet[place].cost_per_hour for place in groups)
+
+
 def _cost(each: _Candidate) -> float:
-    return (each.search.found or 0) * (each.cost or 1.0)
+    return each.search.cost(each.search.found) if each.search.found is not None else 0.0
 
 
 def _best(candidates: list[_Candidate]) -> _Candidate | None:
@@ -147,31 +169,39 @@ def _show(console: Console, candidates: list[_Candidate], slos: "list[Slo]", bes
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("PROFILE", "POLICY"):
         table.add_column(name, overflow="fold")
-    has_cost = any(each.cost for each in candidates)
+    from shoal.simulation.size import shown
+
+    has_cost = any(each.has_cost for each in candidates)
     for name in ("engines", *(["cost/h"] if has_cost else []), *(f"{slo.figure} s" for slo in slos), "hit %"):
         table.add_column(name, justify="right")
     for each in candidates:
-        count = each.search.found
-        results = each.search.tried[count or max(each.search.tried)]
+        found = each.search.found
+        results = each.search.tried[found or max(each.search.tried)]
         figures = [f"{slo.of(results):.3g}" for slo in slos]
         hit = sum(result.hit_ratio for result in results) / len(results)
-        cost = [f"{_cost(each):,.2f}" if count else ""] if has_cost else []
+        cost = [f"{_cost(each):,.2f}" if found else ""] if has_cost else []
         style = "bold" if each is best else ""
         names = Text(each.profile), Text(each.policy)
-        table.add_row(*names, str(count or "none"), *cost, *figures, f"{hit * 100:.1f}", style=style)
+        table.add_row(*names, shown(found) if found else "none", *cost, *figures, f"{hit * 100:.1f}", style=style)
     console.print(table)
     for each in candidates:
         if each.search.found is None:
             console.print(f"{each.profile}, {each.policy}: {each.search.why_none()}.", markup=False, highlight=False)
     if best is not None and best.search.found is not None:
-        count = best.search.found
-        less = f"; with {count - 1} {', '.join(best.search.missed(count - 1))}" if count > 1 else ""
-        console.print(f"Cheapest: {count} x {best.profile}, {best.policy}{less}.", markup=False, highlight=False)
+        less = best.search.less()
+        said = f"; with {shown(less)} {', '.join(best.search.missed(less))}" if less is not None else ""
+        console.print(
+            f"Cheapest: {shown(best.search.found)} x {best.profile}, {best.policy}{said}.",
+            markup=False,
+            highlight=False,
+        )
     seeds = len(next(iter(candidates[0].search.tried.values())))
     console.print(f"Figures are the worst of {seeds} seeds.", style="dim")
 
 
 def _document(candidates: list[_Candidate], slos: "list[Slo]", best: _Candidate | None) -> dict[str, object]:
+    from shoal.simulation.size import shown
+
     return {
         "format": "shoal-twin-size/1",
         "slos": {slo.figure: slo.limit_s for slo in slos},
@@ -180,10 +210,11 @@ def _document(candidates: list[_Candidate], slos: "list[Slo]", best: _Candidate 
             {
                 "profile": each.profile,
                 "policy": each.policy,
-                "engines": each.search.found,
-                "cost_per_hour": _cost(each) if each.search.found and each.cost else None,
+                "engines": sum(each.search.found) if each.search.found else None,
+                "split": each.search.found,
+                "cost_per_hour": _cost(each) if each.search.found and each.has_cost else None,
                 "why_none": each.search.why_none() if each.search.found is None else "",
-                "tried": {str(count): results for count, results in sorted(each.search.tried.items())},
+                "tried": {shown(counts): results for counts, results in sorted(each.search.tried.items())},
             }
             for each in candidates
         ],

@@ -22,11 +22,11 @@ from shoal.kernel import ClockWentBack
 class _Member:
     """A live request.  prompt: tokens to compute before the next one is sampled, what was generated before a preemption
     included.  left: those of them that are missing.  done: tokens generated, as of `joined`, the step at which it began
-    to decode.  own: tokens in blocks that nobody else can find."""
+    to decode.  own: tokens in blocks that nobody else can find.  received: tokens that another engine sent."""
 
     __slots__ = (
         "admitted_at", "arrived_at", "cached", "done", "event", "first_token_at", "hashes", "is_decoding", "is_live",
-        "joined", "left", "number", "own", "preemptions", "prompt", "segment",
+        "joined", "left", "number", "own", "preemptions", "prompt", "received", "segment",
     )  # fmt: skip
 
     def __init__(self, event: Submitted, number: int, now: float, block_size: int) -> None:
@@ -35,6 +35,7 @@ class _Member:
         self.arrived_at = now
         self.hashes = event.block_hashes[: event.prompt_tokens // block_size]
         self.prompt = event.prompt_tokens
+        self.received = event.received_tokens
         self.cached = -1
         self.left = self.done = self.joined = self.own = self.preemptions = 0
         self.admitted_at: float | None = None
@@ -108,6 +109,10 @@ class AggregateEngine:
         """Whether a request has its first token, or is not here."""
         member = self._members.get(request_id)
         return member is None or member.first_token_at is not None
+
+    def held_tokens(self, hashes: tuple[int, ...]) -> int:
+        """Return how many tokens from the beginning of blocks with these hashes are in the cache."""
+        return self._cache.match(hashes) * self.block_size
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Apply `event` at `now` and return what the host must do.  Raises ClockWentBack; other events do nothing."""
@@ -261,7 +266,9 @@ class AggregateEngine:
         self._own_tokens += member.own
         cache.private = self._own_tokens / size
         member.segment = self._hold(member, member.hashes, hits)
-        cached = min(hits, (member.prompt - 1) // size) * size
+        # What another engine sent is there once; if the request is thrown back it is computed.
+        received, member.received = member.received, 0
+        cached = min(max(hits, received // size), (member.prompt - 1) // size) * size
         member.left = member.prompt - cached
         self._running[member.number] = member
         self._prefilling.append(member)
@@ -269,7 +276,7 @@ class AggregateEngine:
             member.cached = cached
             member.admitted_at = now
             self.counters.prefix_queries += member.prompt
-            self.counters.prefix_hits += cached
+            self.counters.prefix_hits += min(cached, hits * size)
         return True
 
     def _mixed_s(self, work: list[tuple[_Member, int]]) -> float:

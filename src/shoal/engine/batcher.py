@@ -163,7 +163,9 @@ class Batcher:
             return 0
         limit = (sequence.num_tokens - 1) // self._block_size
         hits = pool.match(sequence.hashes, limit)
-        num_loaded, load_s = self._cache.find_below(sequence, len(hits), limit)
+        num_received = min(limit, sequence.received_tokens // self._block_size) - len(hits)
+        num_loaded, load_s = (0, 0.0) if num_received > 0 else self._cache.find_below(sequence, len(hits), limit)
+        num_loaded = max(num_loaded, num_received)
         cached_tokens = (len(hits) + num_loaded) * self._block_size
         count = min(sequence.num_tokens - cached_tokens, budget)
         needed = -(-(cached_tokens + count) // self._block_size) - len(hits)
@@ -171,13 +173,14 @@ class Batcher:
             self._blocked = (sequence, pool.num_free)
             return 0
         self._blocked = None
-        if num_loaded:
+        if num_loaded and num_received <= 0:
             self._cache.touch(sequence, len(hits), len(hits) + num_loaded)
             self._load_s += load_s
         pool.hold(hits)
         sequence.blocks = hits + self._cache.allocate(needed)
         sequence.sealed = len(hits)
         sequence.computed = cached_tokens
+        sequence.received_tokens = 0
         sequence.is_running = True
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = cached_tokens

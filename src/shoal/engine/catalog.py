@@ -10,7 +10,8 @@ and sizes are those of `config.json` beside the weights.
 Accelerators.  Peaks are those of dense matrices on the vendor's page.  What no page says, and what is a round figure
 near public benchmarks of vLLM and not a measurement of ours: the shares of the peaks that are reached (0.45 of the
 FLOPs and 0.8 of the bandwidth on one chip, 0.40 and 0.75 in a group), `layer_s`, `all_reduce_s`,
-`EXPERT_LAYER_S` and 5 us a sequence.
+`EXPERT_LAYER_S` and 5 us a sequence.  Links are those of the machine that each chip is usually sold in; a TPU's own
+interconnect joins the chips of one engine, and KV between engines goes over the data centre's network.
 """
 
 import msgspec
@@ -37,7 +38,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """One chip.  fp8_flops_per_s: 0 where it has no FP8.  layer_s: cost of a layer beside its arithmetic (launches,
-    synchronisation).  all_reduce_s: the further cost of a layer in a group."""
+    synchronisation).  link_bytes_per_s: of its share of the host's network links.  all_reduce_s: the further cost of a
+    layer in a group."""
 
     name: str
     bf16_flops_per_s: float
@@ -45,6 +47,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float
     memory_bytes: float
     layer_s: float
+    link_bytes_per_s: float
     all_reduce_s: float = 0.0
 
 
@@ -109,7 +112,7 @@ MODELS = (
 say."""
 
 ACCELERATORS = (
-    # NVIDIA H100 SXM data sheet: 1,979 and 3,958 TFLOP/s with sparsity.
+    # NVIDIA H100 SXM data sheet: 1,979 and 3,958 TFLOP/s with sparsity.  DGX H100: 400 Gbit/s a chip.
     Accelerator(
         name="h100",
         bf16_flops_per_s=989.5e12,
@@ -117,9 +120,10 @@ ACCELERATORS = (
         bytes_per_s=3.35e12,
         memory_bytes=80e9,
         layer_s=_GPU_LAYER_S,
+        link_bytes_per_s=50e9,
         all_reduce_s=_GPU_ALL_REDUCE_S,
     ),
-    # NVIDIA H200 SXM data sheet: the H100 with 141 GB at 4.8 TB/s.
+    # NVIDIA H200 SXM data sheet: the H100 with 141 GB at 4.8 TB/s.  DGX H200: 400 Gbit/s a chip.
     Accelerator(
         name="h200",
         bf16_flops_per_s=989.5e12,
@@ -127,9 +131,10 @@ ACCELERATORS = (
         bytes_per_s=4.8e12,
         memory_bytes=141e9,
         layer_s=_GPU_LAYER_S,
+        link_bytes_per_s=50e9,
         all_reduce_s=_GPU_ALL_REDUCE_S,
     ),
-    # NVIDIA A100 SXM 80 GB data sheet; it has no FP8.
+    # NVIDIA A100 SXM 80 GB data sheet; it has no FP8.  DGX A100: 200 Gbit/s a chip.
     Accelerator(
         name="a100",
         bf16_flops_per_s=312e12,
@@ -137,9 +142,10 @@ ACCELERATORS = (
         bytes_per_s=2.039e12,
         memory_bytes=80e9,
         layer_s=_GPU_LAYER_S,
+        link_bytes_per_s=25e9,
         all_reduce_s=_GPU_ALL_REDUCE_S,
     ),
-    # NVIDIA L40S data sheet; groups are joined by PCIe.
+    # NVIDIA L40S data sheet; groups are joined by PCIe.  No machine of reference: 100 Gbit/s a chip taken.
     Accelerator(
         name="l40s",
         bf16_flops_per_s=362.05e12,
@@ -147,9 +153,10 @@ ACCELERATORS = (
         bytes_per_s=0.864e12,
         memory_bytes=48e9,
         layer_s=_GPU_LAYER_S,
+        link_bytes_per_s=12.5e9,
         all_reduce_s=_PCIE_ALL_REDUCE_S,
     ),
-    # Google's page of TPU v5e: 197 TFLOP/s, 819 GB/s, 16 GB.
+    # Google's page of TPU v5e: 197 TFLOP/s, 819 GB/s, 16 GB; 2 x 100 Gbit/s for 8 chips.
     Accelerator(
         name="tpu-v5e",
         bf16_flops_per_s=197e12,
@@ -157,8 +164,10 @@ ACCELERATORS = (
         bytes_per_s=0.819e12,
         memory_bytes=16e9,
         layer_s=_TPU_LAYER_S,
+        link_bytes_per_s=3.125e9,
     ),
-    # Google's page of TPU v6e (Trillium): 918 TFLOP/s, 1,640 GB/s, 32 GB; FP8 is as fast as BF16, so none.
+    # Google's page of TPU v6e (Trillium): 918 TFLOP/s, 1,640 GB/s, 32 GB; FP8 is as fast as BF16, so none; 4 x 200
+    # Gbit/s for 8 chips.
     Accelerator(
         name="tpu-v6e",
         bf16_flops_per_s=918e12,
@@ -166,8 +175,10 @@ ACCELERATORS = (
         bytes_per_s=1.64e12,
         memory_bytes=32e9,
         layer_s=_TPU_LAYER_S,
+        link_bytes_per_s=12.5e9,
     ),
-    # Google's page of TPU7x (Ironwood): 2,307 and 4,614 TFLOP/s, 7,380 GB/s, 192 GiB.
+    # Google's page of TPU7x (Ironwood): 2,307 and 4,614 TFLOP/s, 7,380 GB/s, 192 GiB.  Of its links to the data
+    # centre's network we know no published figure: those of the v6e are taken.
     Accelerator(
         name="tpu-7x",
         bf16_flops_per_s=2307e12,
@@ -175,6 +186,7 @@ ACCELERATORS = (
         bytes_per_s=7.38e12,
         memory_bytes=192 * 2**30,
         layer_s=_TPU_LAYER_S,
+        link_bytes_per_s=12.5e9,
     ),
 )
 """Chips by generation."""

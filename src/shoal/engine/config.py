@@ -47,3 +47,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How fast KV comes from a store that engines share; about what a link of 100 Gbit/s carries."""
     is_describing_host_blocks: bool = False
     """Whether changes of the host tier carry token ids; else they name hashes only."""
+
+    @property
+    def token_bytes(self) -> float:
+        """KV bytes of a token where it is stored or sent."""
+        return self.profile.stored_bytes_per_token or self.profile.kv_bytes_per_token

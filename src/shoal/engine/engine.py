@@ -184,6 +184,10 @@ class Engine:
         sequence = self._sequences.get(request_id)
         return sequence is None or sequence.first_token_at is not None
 
+    def held_tokens(self, hashes: tuple[int, ...]) -> int:
+        """Return how many tokens from the beginning of blocks with these hashes are in the GPU's cache."""
+        return len(self.pool.match(hashes, len(hashes))) * self.block_size
+
     def _submit(self, event: Submitted, now: float) -> list[Command]:
         capacity = self.num_blocks * self.block_size
         total = event.prompt_tokens + max(event.output_tokens - 1, 0)

@@ -14,6 +14,7 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     `length`, a shorter one with `stop`.  block_hashes: chained hashes of the full blocks of prompt and answer,
     in order (see `hash_blocks`); may cover the prompt only, or be empty: blocks without a hash are never reused.
     adapter: LoRA name, "" for the base model.  priority: lower goes first, used only with priority scheduling.
+    received_tokens: of the prompt, whose KV came from another engine that prefilled them.
     tokens, cache_salt: ids of prompt and answer as little-endian uint32, and what else the hashes cover; only records
     of the cache repeat them, so they may be empty where nobody asks for those.
     """
@@ -25,6 +26,7 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     block_hashes: tuple[int, ...] = ()
     adapter: str = ""
     priority: int = 0
+    received_tokens: int = 0
     tokens: bytes = b""
     cache_salt: str = ""
 

@@ -17,6 +17,8 @@ _ACTIVATION_BYTES = 3e9
 """Of that, kept for activations on each chip; about what vLLM measures for 8,192 tokens a step."""
 _LEAST_CACHE_RATIO = 0.1
 """Share of the memory that must stay for KV blocks; fewer chips do not fit the model."""
+TRANSFER_BYTES_PER_S = 12.5e9
+"""A link of 100 Gbit/s: what a profile has that says nothing of its own."""
 _SIZES = (1, 2, 4, 8, 16, 32, 64)
 _CHIPS = re.compile(r"-tp([1-9][0-9]?)$")
 
@@ -54,6 +56,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     request_s: float = 0.0
     """From the arrival of a request to its place in the queue (HTTP, templates, tokens); only the twin waits for it, as
     an embedded engine takes the time that it takes."""
+    transfer_bytes_per_s: float = TRANSFER_BYTES_PER_S
+    """How fast KV goes to another engine, over the network links of all chips together."""
     num_blocks: int
     """KV blocks by default."""
     block_size: int = 16
@@ -126,6 +130,7 @@ def _profile(model: Model, accelerator: Accelerator, chips: int, cache: float, n
         bytes_ratio=0.8 if is_alone else 0.75,
         overhead_s=model.layers * layer_s + model.expert_layers * EXPERT_LAYER_S,
         sequence_s=5e-6,
+        transfer_bytes_per_s=chips * accelerator.link_bytes_per_s,
         num_blocks=int(blocks),
     )
 

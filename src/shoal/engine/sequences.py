@@ -9,8 +9,9 @@ class Sequence:
 
     key: place in the queue, (priority, arrival number).  num_tokens: prompt plus tokens generated so far.  computed:
     tokens whose KV is in the cache.  blocks: held, in prompt order.  sealed: how many of them are findable by hash.
-    cached_tokens: found at first admission, -1 before it; loaded_tokens: those of them that the host tier had.  tokens,
-    salt: see `Submitted`.  is_live: False once aborted or finished.
+    cached_tokens: found at first admission, -1 before it; loaded_tokens: those of them that the host tier had, or that
+    another engine sent.  received_tokens: what another engine sent, 0 once they are in blocks: if those are lost, they
+    are computed.  tokens, salt: see `Submitted`.  is_live: False once aborted or finished.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Sequence:
         "output_tokens",
         "preemptions",
         "prompt_tokens",
+        "received_tokens",
         "request_id",
         "salt",
         "sealed",
@@ -53,6 +55,7 @@ class Sequence:
         self.sealed = 0
         self.cached_tokens = -1
         self.loaded_tokens = 0
+        self.received_tokens = event.received_tokens
         self.preemptions = 0
         self.arrived_at = now
         self.admitted_at: float | None = None

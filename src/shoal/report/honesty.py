@@ -9,15 +9,20 @@ MODELLED = (
     "preemption.",
     "The time of each step, by a roofline of model and accelerator.",
     "Delays of network, metrics, records, KV events and gossip between pickers.",
-    "Retries before the first byte; engines that die, come back and slow down; answers that they had begun are cut.",
+    "Retries before the first byte; engines that die, come back, slow down, join and leave; answers that a dead one "
+    "had begun are cut.",
+    "Prefill and decode on different engines: two routers of one configuration place a request, one over the engines "
+    "that decode, then one over those that prefill; KV that is missing goes over the slower of both links, one "
+    "transfer after the other at either end, and decoding begins when it is there.",
 )
 
 NOT_MODELLED = (
     "Tokenising, parsing, and the CPU of the picker itself.",
     "Clients' networks.",
     "Interference inside an engine beyond the step time.",
-    "Prefill and decode on different engines, and reuse of what an engine generated: an answer that comes back in a "
-    "prompt is computed.",
+    "Reuse of what an engine generated: an answer that comes back in a prompt is computed.",
+    "That a prefilling engine keeps blocks until they were fetched, that a decoding one holds room for them meanwhile, "
+    "and that transfer and compute overlap.",
     "What a prompt says: prompts are lengths and what they share, and answers have the lengths of the workload.",
 )
 

@@ -18,7 +18,7 @@ from shoal.report.document import Document
 from shoal.report.figures import Plot, distributions, endpoints, over_loads, over_time, seconds, tenants
 from shoal.report.honesty import AGGREGATE, CAUTION, MODELLED, NOT_MODELLED, REFERENCE
 from shoal.report.plots import COLOURS
-from shoal.simulation import ClusterConfig, Run
+from shoal.simulation import Run
 from shoal.simulation.fleets import Group
 
 # What fits on a page; the results file has all.
@@ -164,13 +164,13 @@ def _yaml(value: Any) -> str:
 
 
 def _delays(document: Document) -> str:
-    used = ClusterConfig(nodes=(), gossip_s=document.experiment.router.gossip_s)
+    used = document.experiment.delays
     said = (
         f"{seconds(used.network_s)} from a picker to an engine",
         f"{seconds(used.scrape_s)} between two readings of its metrics",
         f"{seconds(used.record_s)} until the record of a request",
         f"{seconds(used.tokenise_s)} for a prompt's tokens",
-        f"{seconds(used.gossip_s)} between pickers",
+        f"{seconds(document.experiment.router.gossip_s)} between pickers",
         f"{seconds(used.detect_s)} until a dead engine is noticed",
     )
     return ", ".join(said)

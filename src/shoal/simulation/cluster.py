@@ -1,7 +1,8 @@
 """Routers, engines and clients in virtual time, as one pool.
 
 Owns the way of a request: a client sends it, a router places it, an engine serves it, the record comes back a little
-later.  The router is the one that runs live; what it is told, and when, is all that is modelled here.
+later.  The router is the one that runs live; what it is told, and when, is all that is modelled here.  Where engines
+have roles, two routers decide, one over the engines that decode and one over those that prefill (`handover`).
 """
 
 import gc
@@ -17,12 +18,14 @@ from shoal.engine.hosttier import HostTier
 from shoal.kernel import Chance
 from shoal.pool import Api, EndpointState, Outcome, Request, ServedModel
 from shoal.pool.kvevents import KvState
-from shoal.routing import Arrived, Command, Ended, Forward, Recorded, Router, Ticked, commands, events
+from shoal.routing import Arrived, Command, Ended, Forward, Recorded, Router, commands, events
 from shoal.routing.claims import Claims
 from shoal.routing.config import load
-from shoal.scheduling.slo import SLO_TPOT_HEADER, SLO_TTFT_HEADER, slo_s
+from shoal.simulation.flights import Flight, Talk
+from shoal.simulation.handover import Handover, Links, Role
 from shoal.simulation.loop import Loop, Rank
 from shoal.simulation.nodes import Node, NodeConfig, router_events
+from shoal.simulation.pickers import OnStep, Pickers
 from shoal.simulation.results import Sample
 from shoal.simulation.sessions import Session, Turn
 from shoal.simulation.timeline import Timeline
@@ -30,7 +33,6 @@ from shoal.wire.headers import read_headers
 from shoal.wire.hints import read_hints
 
 _PROGRESS_EVERY = 50
-OnStep = Callable[[int, float, events.Event, list[Command]], None]
 Places = Callable[[str], Sequence[str]]
 """Given the session of a request, names the endpoints to try in their order."""
 
@@ -41,7 +43,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     All delays in seconds.  network_s: picker to engine.  record_s: end of an answer to its record.  scrape_s: between
     two readings of an engine's metrics.  gossip_s: between pickers.  tokenise_s: until a prompt's tokens are there.
     detect_s: until a dead engine is noticed.  concurrency: clients, for sessions without a time of their own.
-    store_blocks: that a store holds which engines share, 0 for none.
+    store_blocks: that a store holds which engines share, 0 for none.  handover: for engines with roles.  late: engines
+    that are not there at the start.
     """
 
     nodes: tuple[NodeConfig, ...]
@@ -56,65 +59,42 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenise_s: float = 0.002
     detect_s: float = 2.0
     store_blocks: int = 0
+    handover: Handover = Handover()
+    late: frozenset[str] = frozenset()
 
-
-class Talk:
-    """A session under way.  parent: who waits for it.  children: how many sessions it waits for itself.
-
-    slo_*: the latency that its client asks for, NaN for none.
-    """
-
-    __slots__ = ("begun_at", "children", "parent", "session", "slo_tpot_s", "slo_ttft_s", "turns")
-
-    def __init__(self, session: Session, parent: "Talk | None", now: float) -> None:
-        self.session = session
-        self.turns = session.turns()
-        self.parent = parent
-        self.children = 0
-        self.begun_at = now
-        self.slo_ttft_s = self.slo_tpot_s = math.nan
-        if session.headers:
-            wishes = Request(id="", headers=dict(session.headers))
-            self.slo_ttft_s = slo_s(wishes, SLO_TTFT_HEADER) or math.nan
-            self.slo_tpot_s = slo_s(wishes, SLO_TPOT_HEADER) or math.nan
-
-
-class Flight:
-    """One request on its way.  tenant: as the router knows it.  is_submitted: whether its engine has it."""
-
-    __slots__ = ("arrived_at", "attempts", "endpoints", "is_submitted", "node", "router", "talk", "tenant", "turn")
-
-    def __init__(self, talk: Talk, turn: Turn, tenant: str, router: int, now: float) -> None:
-        self.talk = talk
-        self.tenant = tenant
-        self.turn = turn
-        self.router = router
-        self.arrived_at = now
-        self.attempts = 0
-        self.is_submitted = False
-        self.endpoints: deque[str] = deque()
-        self.node: Node | None = None
+    @property
+    def has_roles(self) -> bool:
+        """Whether some engines only prefill."""
+        return any(node.role is Role.PREFILL for node in self.nodes)
 
 
 class Cluster:
     """One run: `run` it with its sessions; `samples` has one entry per request that ended.
 
     on_progress: told now and then how many requests have ended, and which share of the sessions (0 to 1).  timeline:
-    written now and then, when there is one.  on_step: told of each step of a router, its number first.  places: decides
-    in the place of all routers, of which there are none then.
+    written now and then, when there is one.  on_step: told of each step of a router, its number first; those that place
+    prefills come behind the others.  places: decides in the place of all routers, of which there are none then.
     """
 
     def __init__(self, config: ClusterConfig, *, on_step: OnStep | None = None, places: Places | None = None) -> None:
         self.loop = Loop()
-        self._on_step = on_step
         self.samples: list[Sample] = []
         self.config = config
         loaded = load(config.router, "router")
         self._places = places
         count = config.routers if places is None else 0
-        shares = count > 1
         self._chance = Chance(config.seed).stream("clients")
-        self.routers = [Router(loaded, Chance(config.seed + n), shares_pool=shares) for n in range(count)]
+
+        def pickers(first: int) -> Pickers:
+            made = [Router(loaded, Chance(config.seed + first + n), shares_pool=count > 1) for n in range(count)]
+            return Pickers(made, self.loop, self._carry_out, gossip_s=config.gossip_s, on_step=on_step, first=first)
+
+        self._pickers = pickers(0)
+        self.routers = self._pickers.routers
+        self._prefillers = pickers(count) if config.has_roles and count else None
+        self.prefill_routers = self._prefillers.routers if self._prefillers is not None else []
+        self._links = Links(config.handover.latency_s)
+        self._prefills = 0
         self._is_exact = loaded.precise is not None
         self._claims = Claims(loaded)
         self._kept_headers = loaded.request_headers
@@ -132,11 +112,16 @@ class Cluster:
         self.on_progress: Callable[[int, float], None] | None = None
         self.timeline: Timeline | None = None
         self._sessions = 0
-        self._deadlines = [math.inf] * config.routers
+        self._has_leaving = False
         for node in self._nodes.values():
-            self._join(node)
-        if shares:
-            self._introduce()
+            if node.config.id in config.late:
+                node.is_up = False
+            else:
+                self._join(node)
+                self._ready(node)
+        for each in (self._pickers, self._prefillers):
+            if each is not None:
+                each.introduce()
 
     def run(self, sessions: Iterable[Session]) -> None:
         """Serve all sessions to their end.
@@ -194,138 +179,139 @@ class Cluster:
             else:
                 flight.node = None
                 self._try_next(request_id, flight)
+        for flight in self._flights.values():
+            if flight.source is node:
+                # What it had prefilled and not sent yet is gone.
+                flight.source = flight.prefilled = None
         self.loop.after(self.config.detect_s, Rank.WORLD, self._noticed, node)
 
     def revive(self, name: str) -> None:
         """Have a dead engine come back with an empty cache."""
         node = self._nodes[name]
         node.restart()
-        for number in range(len(self.routers)):
-            self._feed(number, events.EndpointChanged(name, EndpointState.LOADING))
+        self._told(node).feed_all(events.EndpointChanged(name, EndpointState.LOADING))
         self.loop.after(self.config.detect_s, Rank.WORLD, self._ready, node)
+
+    def join(self, name: str) -> None:
+        """Have an engine with an empty cache join the pool."""
+        node = self._nodes[name]
+        node.restart()
+        self._join(node)
+        self.loop.after(self.config.detect_s, Rank.WORLD, self._ready, node)
+
+    def leave(self, name: str) -> None:
+        """Have an engine get no more requests, and leave the pool when it has answered those that it has."""
+        node = self._nodes[name]
+        if node.is_up and not node.is_leaving:
+            node.is_leaving = self._has_leaving = True
+            self._told(node).feed_all(events.EndpointChanged(name, EndpointState.DRAINING))
+
+    def _left(self) -> None:
+        """See which engines that leave have nothing left to do."""
+        leaving = [node for node in self._nodes.values() if node.is_leaving and node.is_up]
+        busy = {flight.node for flight in self._flights.values()} | {each.source for each in self._flights.values()}
+        for node in leaving:
+            if node not in busy:
+                node.is_up = False
+                self._told(node).feed_all(events.EndpointLeft(node.config.id))
 
     def slow(self, name: str, factor: float) -> None:
         """Have an engine's steps take `factor` times as long from now on."""
         self._nodes[name].slow_down(factor)
 
+    def _told(self, node: Node) -> Pickers:
+        """Who decides over an engine."""
+        is_prefill = self._prefillers is not None and node.config.role is Role.PREFILL
+        return self._prefillers if is_prefill and self._prefillers is not None else self._pickers
+
     def _noticed(self, node: Node) -> None:
         if not node.is_up:
-            for number in range(len(self.routers)):
-                self._feed(number, events.EndpointChanged(node.config.id, EndpointState.LOADING))
+            self._told(node).feed_all(events.EndpointChanged(node.config.id, EndpointState.LOADING))
 
     def _join(self, node: Node) -> None:
-        for number in range(len(self.routers)):
-            self._feed(number, events.EndpointJoined(node.endpoint))
-        self._ready(node)
+        self._told(node).feed_all(events.EndpointJoined(node.endpoint))
 
     def _ready(self, node: Node) -> None:
-        name = node.config.id
-        for number in range(len(self.routers)):
-            self._feed(number, events.ModelsSeen(name, (ServedModel(id="m"),)))
-            self._feed(number, events.EndpointChanged(name, EndpointState.READY))
-            if self._is_exact:
-                self._feed(number, events.BlocksCleared(name))
-                self._feed(number, events.KvStreamChanged(name, KvState.FRESH))
+        name, pickers = node.config.id, self._told(node)
+        if not node.is_up or node.is_leaving:
+            return
+        pickers.feed_all(events.ModelsSeen(name, (ServedModel(id="m"),)))
+        pickers.feed_all(events.EndpointChanged(name, EndpointState.READY))
+        if self._is_exact:
+            pickers.feed_all(events.BlocksCleared(name))
+            pickers.feed_all(events.KvStreamChanged(name, KvState.FRESH))
 
     def _scrape(self) -> None:
+        if self._has_leaving:
+            self._left()
         timeline = self.timeline if self.timeline is not None and self.timeline.wants() else None
         if timeline is not None:
-            timeline.tick(self.loop.now, sum(flight.node is None for flight in self._flights.values()))
+            held = sum(flight.node is None and not flight.prefill for flight in self._flights.values())
+            timeline.tick(self.loop.now, held)
         for node in self._nodes.values():
             if node.is_up:
                 signals = node.signals()
                 if timeline is not None:
                     timeline.see(node.config.id, signals)
-                seen = events.LoadSeen(node.config.id, signals)
-                for number in range(len(self.routers)):
-                    self._tell(number, seen)
-        for number in range(len(self.routers)):
-            self._follow(number)
+                self._told(node).tell_all(events.LoadSeen(node.config.id, signals))
+        for pickers in (self._pickers, self._prefillers):
+            if pickers is not None:
+                pickers.follow_all()
         if self._pending:
             self.loop.after(self.config.scrape_s, Rank.NEWS, self._scrape)
 
     def _cached(self, node: Node, changes: list[Change]) -> None:
         if self._is_exact:
-            self.loop.after(self.config.network_s, Rank.NEWS, self._hear, list(router_events(node, changes)))
+            heard = list(router_events(node, changes))
+            self.loop.after(self.config.network_s, Rank.NEWS, self._hear, self._told(node), heard)
 
-    def _hear(self, heard: list[events.Event]) -> None:
-        for number in range(len(self.routers)):
-            for event in heard:
-                self._tell(number, event)
-            self._follow(number)
+    def _hear(self, pickers: Pickers, heard: list[events.Event]) -> None:
+        for event in heard:
+            pickers.tell_all(event)
+        pickers.follow_all()
 
-    # ------------------------------------------------------------------ pickers
+    # ------------------------------------------------------------------ what pickers want
 
-    def _introduce(self) -> None:
-        for number, router in enumerate(self.routers):
-            router.outbox.open()
-            for other in range(len(self.routers)):
-                if other != number:
-                    self._feed(number, events.PeerJoined(str(other)))
-
-    def _feed(self, number: int, event: events.Event) -> None:
-        """Give a router an event, carry out what it wants, and see what follows."""
-        self._tell(number, event)
-        self._follow(number)
-
-    def _tell(self, number: int, event: events.Event) -> None:
-        ordered = self.routers[number].handle(event, self.loop.now)
-        if self._on_step is not None:
-            self._on_step(number, self.loop.now, event, ordered)
-        for command in ordered:
-            self._carry_out(number, command)
-
-    def _follow(self, number: int) -> None:
-        """Have its peers hear the news of a router, and have it told when its deadline has come."""
-        router = self.routers[number]
-        if len(self.routers) > 1 and (news := tuple(router.outbox.take())):
-            told = events.PeerTold(str(number), news)
-            for other in range(len(self.routers)):
-                if other != number:
-                    self.loop.after(self.config.gossip_s, Rank.NEWS, self._feed, other, told)
-        deadline = router.deadline()
-        if deadline is not None and deadline < self._deadlines[number]:
-            self._deadlines[number] = deadline
-            self.loop.at(max(deadline, self.loop.now), Rank.NEWS, self._tick, number, deadline)
-
-    def _tick(self, number: int, deadline: float) -> None:
-        if self._deadlines[number] == deadline:
-            self._deadlines[number] = math.inf
-            self._feed(number, Ticked())
-
-    def _carry_out(self, number: int, command: Command) -> None:
+    def _carry_out(self, pickers: Pickers, number: int, command: Command) -> None:
         match command:
             case Forward():
                 flight = self._flights.get(command.request_id)
                 if flight is not None:
                     flight.endpoints.extend(command.endpoints)
-                    self._try_next(command.request_id, flight)
+                    if self._prefillers is not None and self._is_for_others(command.request_id, flight):
+                        self._prefill(command.request_id, flight, self._prefillers)
+                    else:
+                        self._try_next(command.request_id, flight)
             case commands.Refuse():
                 flight = self._flights.pop(command.request_id, None)
                 if flight is not None:
                     self._close(flight, None)
             case commands.Evict():
-                self.loop.after(0.0, Rank.NEWS, self._evict, number, command)
+                self.loop.after(0.0, Rank.NEWS, self._evict, pickers, number, command)
             case commands.Fetch():
-                self.loop.after(self.config.tokenise_s, Rank.NEWS, self._fetched, number, command)
+                self.loop.after(self.config.tokenise_s, Rank.NEWS, self._fetched, pickers, number, command)
 
-    def _evict(self, number: int, command: commands.Evict) -> None:
+    def _evict(self, pickers: Pickers, number: int, command: commands.Evict) -> None:
         """Do as the direct data plane does: take it back before its first byte, or cut it where that is allowed."""
         request_id = command.request_id
         flight = self._flights.get(request_id)
         node = flight.node if flight is not None else None
-        if flight is None or node is None:
-            self._feed(number, events.Kept(request_id))
+        if flight is not None and flight.prefill:
+            self._stop_prefill(flight)
+            flight.endpoints.clear()
+            pickers.feed(number, events.Evicted(request_id))
+        elif flight is None or node is None:
+            pickers.feed(number, events.Kept(request_id))
         elif not flight.is_submitted or not node.has_begun(request_id):
-            flight.node = None
+            flight.node = flight.source = flight.prefilled = None
             flight.endpoints.clear()
             node.feed(Aborted(request_id=request_id))
-            self._feed(number, events.Evicted(request_id))
+            pickers.feed(number, events.Evicted(request_id))
         elif command.may_cut:
             node.feed(Aborted(request_id=request_id))
             self._cut(request_id, flight, node)
         else:
-            self._feed(number, events.Kept(request_id))
+            pickers.feed(number, events.Kept(request_id))
 
     def _cut(self, request_id: str, flight: Flight, node: Node) -> None:
         """End an answer of which its client has got a part."""
@@ -334,12 +320,58 @@ class Cluster:
         self._end(request_id, flight, cut)
         self._close(flight, None)
 
-    def _fetched(self, number: int, fetch: commands.Fetch) -> None:
+    def _fetched(self, pickers: Pickers, number: int, fetch: commands.Fetch) -> None:
         flight = self._flights.get(fetch.request_id)
         if flight is not None:
             prompt = flight.turn.prompt
             keys = tuple(events.TokenKeys(size, prompt.keys(size)) for size in fetch.block_sizes)
-            self._feed(number, events.Fetched(fetch.request_id, prompt.tokens, keys))
+            pickers.feed(number, events.Fetched(fetch.request_id, prompt.tokens, keys))
+
+    # ------------------------------------------------------------------ prefill on another engine
+
+    def _is_for_others(self, request_id: str, flight: Flight) -> bool:
+        """Whether another engine is to prefill a request that was just placed."""
+        if flight.whole or self._by_address[flight.endpoints[0]].config.role is not Role.DECODE:
+            return False
+        booked = flight.pickers.routers[flight.router].flight(request_id)
+        held_tokens = booked.predicted_tokens if booked is not None else 0
+        return flight.turn.prompt.tokens - held_tokens >= self.config.handover.least_tokens
+
+    def _prefill(self, request_id: str, flight: Flight, prefillers: Pickers) -> None:
+        """Have the router of the engines that prefill place the prompt, as a request for one token."""
+        self._prefills += 1
+        flight.prefill = f"{request_id}.prefill{self._prefills}"
+        turn = flight.turn._replace(output_tokens=1, max_tokens=1)
+        own = Flight(flight.talk, turn, flight.tenant, prefillers, flight.router, self.loop.now)
+        own.whole = request_id
+        self._flights[flight.prefill] = own
+        request = self._request(flight.prefill, flight.talk.session, turn)
+        prefillers.feed(flight.router, Arrived(request, turn.prompt.hashes()))
+
+    def _prefilled(self, own: Flight, outcome: Outcome | None) -> None:
+        """A prefill is over: the request goes on where it is decoded, with the KV or, when it failed, without."""
+        flight = self._flights[own.whole]
+        flight.prefill = ""
+        flight.prefill_s += self.loop.now - own.arrived_at
+        if outcome is not None:
+            flight.source, flight.prefilled = own.node, outcome
+        self._try_next(own.whole, flight)
+
+    def _stop_prefill(self, flight: Flight) -> None:
+        """Nobody wants a prefill any more that is under way."""
+        name, flight.prefill = flight.prefill, ""
+        own = self._flights.pop(name)
+        if own.node is not None:
+            own.node.feed(Aborted(request_id=name))
+        self._end(name, own, Outcome(status=0, attempts=own.attempts, is_client_gone=True))
+
+    def _transferred_at(self, source: Node, node: Node, flight: Flight, now: float) -> float:
+        """Return when an engine has what another one prefilled; what it has of the prompt itself is not sent."""
+        prompt = flight.turn.prompt
+        tokens = max(0, prompt.tokens - node.held_tokens(prompt.blocks(node.block_size)))
+        ends = source.config, node.config
+        seconds = tokens * node.config.engine.token_bytes / min(each.transfer_bytes_per_s for each in ends)
+        return self._links.send(source.config.id, node.config.id, seconds, now)
 
     # ------------------------------------------------------------------ the way of a request
 
@@ -379,9 +411,10 @@ class Cluster:
         session = talk.session
         number = int(self._chance.integers(len(self.routers))) if len(self.routers) > 1 else 0
         request = self._request(f"r{self._count}", session, turn)
-        flight = self._flights[request.id] = Flight(talk, turn, request.tenant_id, number, self.loop.now)
+        flight = Flight(talk, turn, request.tenant_id, self._pickers, number, self.loop.now)
+        self._flights[request.id] = flight
         if self._places is None:
-            self._feed(number, Arrived(request, turn.prompt.hashes()))
+            self._pickers.feed(number, Arrived(request, turn.prompt.hashes()))
         else:
             flight.endpoints.extend(self._nodes[name].endpoint.address for name in self._places(session.id))
             self._try_next(request.id, flight)
@@ -409,13 +442,17 @@ class Cluster:
 
     def _try_next(self, request_id: str, flight: Flight) -> None:
         """Send a request to the next endpoint of its list; without one it has failed."""
+        if flight.source is None:
+            flight.prefilled = None
         while flight.endpoints:
             node = self._by_address[flight.endpoints.popleft()]
             flight.attempts += 1
             if node.is_up:
                 flight.node, flight.is_submitted = node, False
-                delay_s = self.config.network_s + node.config.engine.profile.request_s
-                self.loop.after(delay_s, Rank.ENGINE, self._submit, request_id, node)
+                at = self.loop.now + self.config.network_s + node.config.engine.profile.request_s
+                if flight.source is not None:
+                    at = self._transferred_at(flight.source, node, flight, at)
+                self.loop.at(at, Rank.ENGINE, self._submit, request_id, node)
                 return
         del self._flights[request_id]
         self._end(request_id, flight, Outcome(status=503, attempts=max(1, flight.attempts), is_upstream_failure=True))
@@ -427,6 +464,8 @@ class Cluster:
             return
         turn = flight.turn
         flight.is_submitted = True
+        received_tokens = turn.prompt.tokens if flight.source is not None else 0
+        flight.source = None
         node.feed(
             Submitted(
                 request_id=request_id,
@@ -435,6 +474,7 @@ class Cluster:
                 max_tokens=turn.max_tokens,
                 block_hashes=turn.prompt.blocks(node.block_size),
                 adapter=flight.talk.session.adapter,
+                received_tokens=received_tokens,
             )
         )
 
@@ -449,11 +489,14 @@ class Cluster:
             self._close(flight, None)
             return
         first_at = now if ended.first_token_at is None else ended.first_token_at
+        ttft_s = first_at - flight.arrived_at
         outcome = Outcome(
             status=200,
             served_address=node.endpoint.address,
             attempts=flight.attempts,
-            ttft_s=first_at - flight.arrived_at,
+            ttft_s=ttft_s,
+            # What another engine took for the prefill says nothing of this one.
+            engine_ttft_s=ttft_s - flight.prefill_s if flight.prefill_s else None,
             duration_s=now - flight.arrived_at,
             prompt_tokens=ended.prompt_tokens,
             completion_tokens=ended.output_tokens,
@@ -465,18 +508,23 @@ class Cluster:
     def _end(self, request_id: str, flight: Flight, outcome: Outcome) -> None:
         if self._places is not None:
             return
-        self._feed(flight.router, Ended(request_id))
-        self.loop.after(self.config.record_s, Rank.NEWS, self._feed, flight.router, Recorded(request_id, outcome))
+        feed, number = flight.pickers.feed, flight.router
+        feed(number, Ended(request_id))
+        self.loop.after(self.config.record_s, Rank.NEWS, feed, number, Recorded(request_id, outcome))
 
     def _close(self, flight: Flight, outcome: Outcome | None) -> None:
         """Note what came of a request, and have its session go on; a session that was refused ends."""
+        if flight.whole:
+            self._prefilled(flight, outcome)
+            return
         turn, now = flight.turn, self.loop.now
         served = flight.node.config.id if flight.node is not None and outcome is not None else ""
         ttft_s = outcome.ttft_s if outcome is not None and outcome.ttft_s is not None else math.nan
         duration_s = now - flight.arrived_at
         output = (outcome.completion_tokens or 0) if outcome is not None else 0
         tpot_s = (duration_s - ttft_s) / (output - 1) if output > 1 else math.nan
-        cached = (outcome.cached_tokens or 0) if outcome is not None else 0
+        prefilled = outcome if flight.prefilled is None or outcome is None else flight.prefilled
+        cached = (prefilled.cached_tokens or 0) if prefilled is not None else 0
         self.samples.append(
             Sample(
                 flight.arrived_at,
@@ -492,6 +540,7 @@ class Cluster:
                 flight.talk.session.id,
                 flight.talk.slo_ttft_s,
                 flight.talk.slo_tpot_s,
+                self._by_address[flight.prefilled.served_address].config.id if flight.prefilled is not None else "",
             )
         )
         if self.on_progress is not None and not len(self.samples) % _PROGRESS_EVERY:
@@ -506,6 +555,8 @@ class Cluster:
         flight = self._flights.pop(request_id, None)
         if flight is None:
             return
+        if flight.prefill:
+            self._stop_prefill(flight)
         if flight.node is not None:
             flight.node.feed(Aborted(request_id=request_id))
         self._end(request_id, flight, Outcome(status=0, attempts=flight.attempts, is_client_gone=True))

@@ -15,6 +15,7 @@ from shoal.simulation import fleets, recorded, traces
 from shoal.simulation.arrivals import Arrivals
 from shoal.simulation.cluster import Cluster, ClusterConfig, Places
 from shoal.simulation.fleets import Factor, Group, Store
+from shoal.simulation.handover import Handover, Role
 from shoal.simulation.inferenceperf import read_perf
 from shoal.simulation.loop import Rank
 from shoal.simulation.nodes import NodeConfig
@@ -24,6 +25,8 @@ from shoal.simulation.talks import Seconds
 from shoal.simulation.timeline import Timeline
 from shoal.simulation.workloads import Recipe
 from shoal.wire.documents import read_document
+
+_PLAIN = ClusterConfig(nodes=())
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="trace", tag_field="shape"):
@@ -72,10 +75,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that happens to an engine.  factor: for `slow`."""
+    """Something that happens to an engine.  factor: for `slow`.
+
+    join: it was not there before.  leave: it gets no more requests, and goes when it has answered those that it has.
+    """
 
     at_s: Seconds
-    what: Literal["kill", "revive", "slow"]
+    what: Literal["kill", "revive", "slow", "join", "leave"]
     endpoint: str
     factor: Factor = 1.0
 
@@ -86,6 +92,16 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     config: str = ""
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     gossip_s: Seconds = 0.01
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What takes time beside engines; between pickers it is the router's.  See `ClusterConfig`."""
+
+    network_s: Seconds = _PLAIN.network_s
+    record_s: Seconds = _PLAIN.record_s
+    scrape_s: Annotated[float, msgspec.Meta(ge=0.001, le=10_000_000)] = _PLAIN.scrape_s
+    tokenise_s: Seconds = _PLAIN.tokenise_s
+    detect_s: Seconds = _PLAIN.detect_s
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +117,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: str = ""
     fleet: tuple[Group, ...] = (Group(),)
     store: Store | None = None
+    handover: Handover = Handover()
+    delays: Delays = Delays()
     router: RouterSpec = RouterSpec()
     arrivals: Arrivals = Arrivals()
     incidents: tuple[Incident, ...] = ()
@@ -121,6 +139,8 @@ def read_experiment(text: str, source: str, read: Callable[[str], str] | None = 
         fleet = fleets.with_profiles(experiment.fleet, read)
         experiment = msgspec.structs.replace(experiment, fleet=fleet)
     fleets.check_fleet(experiment.fleet, experiment.store, source)
+    if experiment.handover != Handover() and all(group.role is Role.BOTH for group in experiment.fleet):
+        raise ConfigError("handover: no engine has the role prefill or decode", source=source)
     names = {node.id for node in nodes_of(experiment)}
     for incident in experiment.incidents:
         if incident.endpoint not in names:
@@ -183,8 +203,14 @@ def run_experiment(
         cluster.run(made)
     except KeyboardInterrupt:
         is_partial = True
-    names = [node.id for node in cluster.config.nodes]
-    result = summarise(cluster.samples, names, cluster.loop.now, timeline=timeline, is_partial=is_partial)
+    result = summarise(
+        cluster.samples,
+        [node.id for node in cluster.config.nodes],
+        cluster.loop.now,
+        prefilling={node.id for node in cluster.config.nodes if node.role is Role.PREFILL},
+        timeline=timeline,
+        is_partial=is_partial,
+    )
     return result, cluster.samples
 
 
@@ -209,6 +235,9 @@ def build(experiment: Experiment, seed: int, *, router: str = "", places: Places
             msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=True))
             for node in nodes
         )
+    first: dict[str, Incident] = {}
+    for incident in sorted(experiment.incidents, key=lambda each: each.at_s):
+        first.setdefault(incident.endpoint, incident)
     config = ClusterConfig(
         nodes=nodes,
         router=router,
@@ -217,14 +246,24 @@ def build(experiment: Experiment, seed: int, *, router: str = "", places: Places
         seed=seed,
         concurrency=experiment.arrivals.concurrency,
         store_blocks=fleets.store_blocks(experiment.fleet, experiment.store),
+        handover=experiment.handover,
+        late=frozenset(name for name, each in first.items() if each.what == "join"),
+        **msgspec.structs.asdict(experiment.delays),
     )
     cluster = Cluster(config, places=places)
     for incident in experiment.incidents:
-        call = {"kill": cluster.kill, "revive": cluster.revive}.get(incident.what)
-        if call is not None:
-            cluster.loop.at(incident.at_s, Rank.WORLD, call, incident.endpoint)
-        else:
-            cluster.loop.at(incident.at_s, Rank.WORLD, cluster.slow, incident.endpoint, incident.factor)
+        name, at_s = incident.endpoint, incident.at_s
+        match incident.what:
+            case "kill":
+                cluster.loop.at(at_s, Rank.WORLD, cluster.kill, name)
+            case "revive":
+                cluster.loop.at(at_s, Rank.WORLD, cluster.revive, name)
+            case "join":
+                cluster.loop.at(at_s, Rank.WORLD, cluster.join, name)
+            case "leave":
+                cluster.loop.at(at_s, Rank.WORLD, cluster.leave, name)
+            case "slow":
+                cluster.loop.at(at_s, Rank.WORLD, cluster.slow, name, incident.factor)
     return cluster
 
 

@@ -11,6 +11,8 @@ import msgspec
 from shoal.engine import EngineConfig, Profile, find_profile
 from shoal.engine.profilefile import check_profile, parse_profile
 from shoal.kernel import ConfigError
+from shoal.scheduling.filters import ROLE_LABEL
+from shoal.simulation.handover import Role
 from shoal.simulation.nodes import NodeConfig
 
 MAX_NODES = 20_000
@@ -32,6 +34,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     host_gb, ssd_gb: KV tiers below the accelerator's memory, 0 for none; the SSD gets what the host drops.  *_gb_per_s:
     how fast KV comes back from them.  speculation: tokens that a decode step yields for each sequence on average, 1
     without speculative decoding.  mode: `aggregate` for the approximation that is faster with thousands of engines.
+
+    role: `prefill` for engines that only prefill, `decode` for those that get KV from them, `both` for those that do
+    all of a request.  transfer_gb_per_s: of KV from one engine to another, 0 for the profile's; the slower end counts.
     """
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = 4
@@ -46,6 +51,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ssd_gb_per_s: _Speed = 6.0
     speculation: Annotated[float, msgspec.Meta(ge=1, le=16)] = 1.0
     mode: Literal["step", "aggregate"] = "step"
+    role: Role = Role.BOTH
+    transfer_gb_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,8 +75,24 @@ def check_fleet(fleet: tuple[Group, ...], store: Store | None, source: str) -> N
             raise ConfigError("fleet: ssd_gb holds what the host drops, so it needs host_gb", source=source)
         if group.mode == "aggregate" and (group.host_gb or store is not None):
             raise ConfigError("fleet: aggregate engines have no tiers below the accelerator's memory", source=source)
+    _check_roles(fleet, source)
     if store is not None and len({find_profile(group.profile).kv_bytes_per_token for group in fleet}) > 1:
         raise ConfigError("store: engines of different models cannot share blocks", source=source)
+
+
+def _check_roles(fleet: tuple[Group, ...], source: str) -> None:
+    roles = {group.role for group in fleet}
+    if Role.PREFILL in roles and Role.DECODE not in roles:
+        raise ConfigError("fleet: engines of role prefill need some of role decode", source=source)
+    if Role.DECODE in roles and Role.PREFILL not in roles:
+        raise ConfigError("fleet: engines of role decode need some of role prefill", source=source)
+    parts = [find_profile(group.profile) for group in fleet if group.role is not Role.BOTH]
+    kinds = {(each.kv_bytes_per_token, each.stored_bytes_per_token, each.block_size) for each in parts}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "fleet: engines of role prefill and decode need one model and one block size, to hand over KV",
+            source=source,
+        )
 
 
 def with_profiles(fleet: tuple[Group, ...], read: Callable[[str], str]) -> tuple[Group, ...]:
@@ -104,7 +127,9 @@ def nodes(fleet: Iterable[Group], store: Store | None = None) -> tuple[NodeConfi
             NodeConfig(
                 id=f"e{len(made) + n}",
                 engine=engine,
-                labels=group.labels,
+                labels=group.labels if group.role is Role.BOTH else {ROLE_LABEL: group.role.value} | group.labels,
+                role=group.role,
+                transfer_bytes_per_s=group.transfer_gb_per_s * 1e9 or engine.profile.transfer_bytes_per_s,
                 is_aggregate=group.mode == "aggregate",
                 has_store=store is not None,
             )

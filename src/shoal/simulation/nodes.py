@@ -12,15 +12,18 @@ from shoal.engine import AggregateEngine, Engine, EngineConfig, Event, Finish, P
 from shoal.engine.changes import CacheChanged, Change, Cleared, Removed, Stored
 from shoal.engine.commands import Command
 from shoal.engine.hosttier import HostTier
+from shoal.engine.profiles import TRANSFER_BYTES_PER_S
 from shoal.pool import Endpoint, Signals
 from shoal.routing import events
+from shoal.simulation.handover import Role
 from shoal.simulation.loop import Loop, Rank
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine of the fleet.  id: as the router knows it.  labels: as in llm-d's endpoint files.
 
-    is_aggregate: whether it is the fast approximation.  has_store: whether it uses the store that engines share.
+    is_aggregate: whether it is the fast approximation.  has_store: whether it uses the store that engines share.  role:
+    with engines that prefill for others.  transfer_bytes_per_s: how fast KV goes to another engine or comes from one.
     """
 
     id: str
@@ -28,6 +31,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     is_aggregate: bool = False
     has_store: bool = False
+    role: Role = Role.BOTH
+    transfer_bytes_per_s: float = TRANSFER_BYTES_PER_S
 
     def make(self, store: HostTier | None) -> Engine | AggregateEngine:
         """Return a new engine.  store: what engines share."""
@@ -37,9 +42,14 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node:
-    """One engine.  ended: called with each Finish or Refuse.  changed: called with what its cache tells."""
+    """One engine.  ended: called with each Finish or Refuse.  changed: called with what its cache tells.
 
-    __slots__ = ("_changed", "_ended", "_engine", "_loop", "_planned_at", "_store", "config", "endpoint", "is_up")
+    is_up: whether it is there.  is_leaving: whether it gets no more requests, and goes when it has none.
+    """
+
+    __slots__ = (
+        "_changed", "_ended", "_engine", "_loop", "_planned_at", "_store", "config", "endpoint", "is_leaving", "is_up",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +64,7 @@ class Node:
         address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:8000"
         self.endpoint = Endpoint(id=config.id, address=address, engine="shoal", labels=config.labels)
         self.is_up = True
+        self.is_leaving = False
         self._loop = loop
         self._ended = ended
         self._changed = changed
@@ -71,6 +82,7 @@ class Node:
         self._engine = self.config.make(self._store)
         self._planned_at = -1.0
         self.is_up = True
+        self.is_leaving = False
 
     def slow_down(self, factor: float) -> None:
         """Make every step take `factor` times as long."""
@@ -92,6 +104,10 @@ class Node:
     def has_begun(self, request_id: str) -> bool:
         """Whether the client of a request has got anything of its answer."""
         return self._engine.has_begun(request_id)
+
+    def held_tokens(self, hashes: tuple[int, ...]) -> int:
+        """Return how many tokens of a prompt with these blocks are in its cache, those of tiers below not counted."""
+        return self._engine.held_tokens(hashes)
 
     @property
     def block_size(self) -> int:

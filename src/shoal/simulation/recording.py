@@ -18,7 +18,7 @@ class Recording:
     def __init__(self, config: ClusterConfig) -> None:
         self._frames = [
             [MAGIC, encode(Opening(config.seed + number, config.router, config.routers > 1, 0, f"{number}"))]
-            for number in range(config.routers)
+            for number in range(config.routers * (2 if config.has_roles else 1))
         ]
 
     def __call__(self, number: int, now: float, event: Event, commands: Sequence[Command]) -> None:

@@ -4,7 +4,7 @@ Owns the figures and their names in a results file.  Times are seconds of the vi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ class Sample(NamedTuple):
     """One request.
 
     ttft_s and tpot_s: NaN when there is none.  endpoint: who served, "" for nobody.  slo_*: what its client asked for,
-    NaN for nothing.
+    NaN for nothing.  prefill_endpoint: who prefilled for the one that served, "" where that did so by itself.
     """
 
     arrived_s: float
@@ -37,6 +37,7 @@ class Sample(NamedTuple):
     session: str = ""
     slo_ttft_s: float = math.nan
     slo_tpot_s: float = math.nan
+    prefill_endpoint: str = ""
 
 
 class Names(NamedTuple):
@@ -62,6 +63,7 @@ class Requests(NamedTuple):
     session: Names
     slo_ttft_s: Floats
     slo_tpot_s: Floats
+    prefill_endpoint: Names
 
     def __len__(self) -> int:
         return len(self.arrived_s)
@@ -93,7 +95,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     in the queues of all engines at a look, held_peak: in the router; both 0 when nobody looked.  slo_requests: whose
     clients asked for a latency; slo_ratio: share of them that got it, 1 when there are none.  regret_ratio: by how much
     its cost is above that of the reference (see `regret`), 0.1 for a tenth, None without one.  is_partial: the run was
-    interrupted, and requests that had not ended are in no figure.
+    interrupted, and requests that had not ended are in no figure.  prefilled_elsewhere: requests whose prompt another
+    engine prefilled than the one that decoded; of engines that only prefill, `served` and `endpoints` say what they
+    prefilled, and they do not count for the imbalance.
     """
 
     requests: int
@@ -124,6 +128,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     slo_ratio: float = 1.0
     regret_ratio: float | None = None
     is_partial: bool = False
+    prefilled_elsewhere: int = 0
 
 
 class Run(NamedTuple):
@@ -154,6 +159,7 @@ def columns(samples: Sequence[Sample]) -> Requests:
         session=_names(turned[10]),
         slo_ttft_s=np.array(turned[11], np.float64),
         slo_tpot_s=np.array(turned[12], np.float64),
+        prefill_endpoint=_names(turned[13]),
     )
 
 
@@ -162,17 +168,23 @@ def summarise(
     endpoints: Sequence[str],
     duration_s: float,
     *,
+    prefilling: Collection[str] = (),
     timeline: Timeline | None = None,
     is_partial: bool = False,
 ) -> Result:
-    """Return the figures of `samples`; endpoints: all there were, for the imbalance."""
+    """Return the figures of `samples`; endpoints: all there were, prefilling: those that only prefill."""
     all_ = samples if isinstance(samples, Requests) else columns(samples)
     good = ~all_.is_failed
     served = dict.fromkeys(endpoints, 0) | _counts(all_.endpoint, good)
+    decoding = [number for name, number in served.items() if name not in prefilling]
+    prefilled = {name: number for name, number in _counts(all_.prefill_endpoint, good).items() if name}
+    served |= prefilled
     prompt, output = int(all_.prompt_tokens[good].sum()), int(all_.output_tokens[good].sum())
     count = int(good.sum())
     waiting, held = _peaks(timeline)
     asked, met = _slo(all_)
+    computed = all_.prompt_tokens - all_.cached_tokens
+    is_own = np.array([not name for name in all_.prefill_endpoint.names], np.bool_)[all_.prefill_endpoint.codes]
     return Result(
         requests=len(all_),
         failed=len(all_) - count,
@@ -188,19 +200,21 @@ def summarise(
         e2e_p95_s=quantile(all_.duration_s[good], 95),
         e2e_p99_s=quantile(all_.duration_s[good], 99),
         hit_ratio=int(all_.cached_tokens[good].sum()) / prompt if prompt else 0.0,
-        imbalance=max(served.values()) * len(served) / count if count else 1.0,
+        imbalance=max(decoding) * len(decoding) / count if count else 1.0,
         requests_per_s=count / duration_s if duration_s else 0.0,
         output_tokens_per_s=output / duration_s if duration_s else 0.0,
         prompt_tokens=prompt,
         output_tokens=output,
         served=served,
-        tenants=_parts(all_, all_.tenant),
-        endpoints=_parts(all_, all_.endpoint),
+        tenants=_parts(all_, all_.tenant, computed + all_.output_tokens),
+        endpoints=_parts(all_, all_.endpoint, np.where(is_own, computed, 0) + all_.output_tokens)
+        | (_parts(all_, all_.prefill_endpoint, np.where(is_own, 0, computed)) if prefilled else {}),
         waiting_peak=waiting,
         held_peak=held,
         slo_requests=int(asked.sum()),
         slo_ratio=int(met.sum()) / int(asked.sum()) if asked.any() else 1.0,
         is_partial=is_partial,
+        prefilled_elsewhere=sum(prefilled.values()),
     )
 
 
@@ -225,19 +239,22 @@ def _counts(column: Names, chosen: npt.NDArray[np.bool_]) -> dict[str, int]:
     return {name: count for name, count in zip(column.names, counts, strict=True) if count}
 
 
-def _parts(all_: Requests, column: Names) -> dict[str, Part]:
-    """Return the figures by name; what nobody served belongs to no endpoint, and "" is a tenant too."""
-    work = all_.prompt_tokens - all_.cached_tokens + all_.output_tokens
-    total = int(work[~all_.is_failed].sum())
+def _parts(all_: Requests, column: Names, work: Ints) -> dict[str, Part]:
+    """Return the figures by name; what nobody served belongs to no endpoint, and "" is a tenant too.
+
+    work: tokens that were computed for each request.
+    """
+    whole = all_.prompt_tokens - all_.cached_tokens + all_.output_tokens
+    total = int(whole[~all_.is_failed].sum())
     asked, met = _slo(all_)
     order = np.argsort(column.codes, kind="stable")
     edges = np.searchsorted(column.codes[order], np.arange(len(column.names) + 1))
     parts = {}
     for place, name in enumerate(column.names):
         rows = order[edges[place] : edges[place + 1]]
-        good = rows[~all_.is_failed[rows]]
-        if column is all_.endpoint and not name:
+        if column is not all_.tenant and not name:
             continue
+        good = rows[~all_.is_failed[rows]]
         prompt = int(all_.prompt_tokens[good].sum())
         wished = int(asked[rows].sum())
         parts[name] = Part(

@@ -63,7 +63,10 @@ class _Window:
     decode_s, prefill_s: of a token after the first, and of a request from the queue to its first token.
     """
 
-    __slots__ = ("_own", "_plain", "_prefill", "_prefills_per_request", "_share", "decode_s", "prefill_s", "requests")
+    __slots__ = (
+        "_met_share", "_own", "_plain", "_prefill", "_prefills_per_request", "_share", "decode_s", "prefill_s",
+        "requests",
+    )  # fmt: skip
 
     def __init__(self, totals: Totals, seconds: float, most_running: float) -> None:
         self.requests = totals.requests
@@ -73,9 +76,11 @@ class _Window:
         prompt, computed, output = (
             each / totals.requests for each in (totals.prompt_tokens, totals.computed_tokens, totals.output_tokens)
         )
-        prefills = _prefill_steps(totals, most_running)
+        counted = totals.prefills
+        prefills = _prefill_steps(totals, most_running) if np.isnan(counted) else min(max(counted, 1.0), totals.steps)
         # Little's law; requests come at any moment, so a prefill meets as many others as there are on average.
         met = min(totals.decode_s / seconds, decoded / prefills)
+        beside = met if totals.is_mixed else 0.0
         per_step = totals.requests / prefills
         context = prompt + output / 2
         cached = prompt - computed
@@ -83,22 +88,24 @@ class _Window:
 
         def prefill(requests: float) -> dict[str, float]:
             return {
-                "sequences": met + max(1.0, requests),
-                "tokens": met + computed * requests,
-                "context_tokens": met * context + max(1.0, requests) * cached,
-                "pairs": met * context + pairs * requests,
+                "sequences": beside + max(1.0, requests),
+                "tokens": beside + computed * requests,
+                "context_tokens": beside * context + max(1.0, requests) * cached,
+                "pairs": beside * context + pairs * requests,
             }
 
         self._prefill, self._own = prefill(per_step), prefill(_beside_its_like(per_step))
-        beside = max(decoded - prefills * met, 0.0)
-        running = max(1.0, beside / max(totals.steps - prefills, 1.0))
+        alone = max(decoded - prefills * beside, 0.0)
+        running = max(1.0, alone / max(totals.steps - prefills, 1.0))
         self._plain = {
             "sequences": running,
             "tokens": running,
             "context_tokens": running * context,
             "pairs": running * context,
         }
-        self._share = beside / decoded
+        self._share = alone / decoded
+        # Where prefill has steps of its own, those that decode wait for them, and get their token afterwards.
+        self._met_share = 1 - self._share if totals.is_mixed else prefills * met / decoded
         self._prefills_per_request = max(1.0, 1.0 / per_step)
 
     def said(self, profile: Profile) -> tuple[float, float]:
@@ -108,7 +115,7 @@ class _Window:
             step_time.seconds(**step)  # type: ignore[arg-type]
             for step in (self._plain, self._prefill, self._own)
         )
-        return self._share * plain_s + (1 - self._share) * prefill_s, self._prefills_per_request * own_s
+        return self._share * plain_s + self._met_share * prefill_s, self._prefills_per_request * own_s
 
 
 def fit_scrapes(scrapes: Sequence[tuple[float, Totals]], base: Profile, *, name: str = "") -> ScrapedFit:

@@ -107,6 +107,8 @@ _LABELS: dict[bytes, re.Pattern[bytes]] = {
         b"dp_rank",
         b"request_type",
         b"kv_cache_block_type",
+        b"mode",
+        b"stage",
     )
 }
 
