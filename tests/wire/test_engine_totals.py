@@ -8,7 +8,7 @@ import pytest
 from shoal.kernel import InvalidInput
 from shoal.wire.engine_totals import read_totals
 
-SHARED = Path(__file__).parents[2] / "../shared"
+GOLDEN = Path(__file__).parent / "golden"
 _FAMILIES = (
     "time_to_first_token_seconds",
     "request_queue_time_seconds",
@@ -118,9 +118,8 @@ def test_what_a_page_of_sglang_lacks_is_named(family: str) -> None:
         read_totals(SGLANG.replace(family.encode(), b"other"))
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="captured pages of real engines are not here")
 def test_a_page_of_a_real_sglang_is_read() -> None:
-    totals = read_totals((SHARED / "engines/sglang_metrics.txt").read_bytes())
+    totals = read_totals((GOLDEN / "sglang-0.5-metrics.txt").read_bytes())
     assert (totals.requests, totals.prompt_tokens, totals.computed_tokens) == (3.0, 184.0, 120.0)
     assert (totals.prefills, totals.steps) == (3.0, 15.0)
     assert totals.prompts[100.0] == 3.0
