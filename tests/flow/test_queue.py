@@ -136,3 +136,17 @@ def test_the_wait_is_told_from_how_fast_the_queue_drains() -> None:
         script.pop()
     assert script.queue.drain_per_s(script.now) == pytest.approx(10.0, rel=0.1)
     assert script.queue.wait_s(script.ticket(), script.now) == pytest.approx(10.1, rel=0.1)
+
+
+def test_the_wait_is_told_by_the_rate_of_before_when_requests_wait_again() -> None:
+    script = Script()
+    for _ in range(100):
+        script.add()
+        script.now += 0.1
+        script.pop()
+    script.now += 3600.0
+    for _ in range(9):
+        script.add()
+    wait_s = script.queue.wait_s(script.ticket(), script.now)
+    assert wait_s is not None
+    assert 0.5 < wait_s < 5.0

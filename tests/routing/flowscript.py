@@ -41,7 +41,8 @@ class FlowPool(Pool):
         return commands
 
     def ask(self, name: str, tenant: str = "", objective: str = "", tokens: int = 640, **fields: object) -> str:
-        """Send a request and return what the router says at once."""
+        """Send a request and return what the router says at once.  prompt: equal ones are equal, its own by default."""
+        prompt = str(fields.pop("prompt", name))
         request = Request(
             id=name,
             api=Api.CHAT,
@@ -54,7 +55,7 @@ class FlowPool(Pool):
             objective=objective,
             **fields,  # type: ignore[arg-type]
         )
-        self.feed(Arrived(request, blocks_of(name, tokens)))
+        self.feed(Arrived(request, blocks_of(prompt, tokens)))
         return self.state(name)
 
     def state(self, name: str) -> str:

@@ -1,12 +1,14 @@
+import msgspec
 import pytest
 
 from shoal.kernel import ConfigError
-from shoal.pool import EndpointState, Outcome
-from shoal.routing import Configured, Ended, Recorded, Refuse
+from shoal.pool import EndpointState, Outcome, Request
+from shoal.routing import Arrived, Configured, Ended, Recorded, Refuse
 from shoal.routing.commands import Forward, Hold
 from shoal.routing.config import effective, load
 from shoal.routing.events import EndpointChanged, EndpointLeft, SessionAborted
 from shoal.routing.flowplan import LONGEST_WAIT_S
+from shoal.routing.whereabouts import Whereabouts
 from tests.routing.flowscript import LLM_D, OBJECTIVES, POOL, FlowPool, flow_of
 from tests.routing.script import Pool
 
@@ -198,6 +200,48 @@ def test_a_later_turn_of_a_session_goes_before_first_turns() -> None:
     pool.ask("first")
     pool.ask("turn2", session_id="s", tokens=1280)
     assert pool.finish("other") == ["turn2"]
+
+
+SHORTEST = "  defaultPriorityBand: {orderingPolicyRef: shortest-work-ordering-policy}\n"
+
+
+def test_what_is_cached_of_a_prompt_is_no_work_where_the_shortest_goes_first() -> None:
+    pool = FlowPool(flow_of(1, control=SHORTEST), endpoints=2)
+    for name in ("long", "other"):
+        assert pool.ask(name, tokens=6400) == "sent"
+    for name in ("long", "other"):
+        pool.finish(name, prompt_tokens=6400)
+    for name in ("busy-1", "busy-2"):
+        assert pool.ask(name) == "sent"
+    assert pool.ask("short", tokens=1600) == "waits"
+    assert pool.ask("again", tokens=6400, prompt="long") == "waits"
+    assert pool.ask("shortest", tokens=640) == "waits"
+    assert [*pool.finish("busy-1"), *pool.finish("busy-2"), *pool.finish("again")] == ["again", "shortest", "short"]
+
+
+def test_a_session_tells_what_is_cached_where_no_content_is_known() -> None:
+    pool = FlowPool(flow_of(1, control=SHORTEST))
+    pool.ask("turn1", session_id="s", tokens=6400)
+    pool.finish("turn1")
+    pool.ask("busy")
+    request = Request(id="first", model="m", prompt_tokens=1600, body_bytes=1)
+    for each in (request, msgspec.structs.replace(request, id="turn2", session_id="s", prompt_tokens=6500)):
+        pool.feed(Arrived(each, b""))
+    assert pool.finish("busy") == ["turn2"]
+
+
+def test_only_an_order_that_asks_for_the_work_has_it_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def look(self: Whereabouts, request: Request, *of: object) -> float:
+        looked.append(request.id)
+        return 0.0
+
+    monkeypatch.setattr(Whereabouts, "most_tokens", look)
+    for control, expected in (("", []), (SHORTEST, ["b"])):
+        pool = FlowPool(flow_of(1, control=control))
+        assert [pool.ask("a"), pool.ask("b")] == ["sent", "waits"]
+        assert looked == expected
 
 
 def test_a_session_is_under_way_after_a_long_turn() -> None:

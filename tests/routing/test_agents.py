@@ -46,6 +46,27 @@ def test_an_agents_session_is_its_tenant_where_nothing_else_names_one() -> None:
     assert settled("", session_id="abc").tenant_id == ""
 
 
+FLOW = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\nflow: {enabled: true}\n"
+TRUSTED = FLOW.replace("true}", "true, trust_headers: true}")
+GATE = f"{LLM_D}featureGates: [flowControl]\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "tenant"),
+    [("", "acme"), (FLOW, ""), (TRUSTED, "acme"), (GATE, "acme"), (f"{GATE}---\n{FLOW}", "")],
+    ids=["no queue", "no trust", "trust", "llm-d's own queue", "llm-d's and no trust"],
+)
+def test_a_tenant_in_a_header_counts_for_the_queue_where_the_file_trusts_it_or_is_llm_ds(
+    config: str, tenant: str
+) -> None:
+    assert settled(config, tenant_id="acme").tenant_id == tenant
+    assert settled(config, "key-owner", tenant_id="acme").tenant_id == "key-owner"
+
+
+def test_an_agents_session_is_its_tenant_and_not_what_a_header_claims() -> None:
+    assert settled(f"{IDENTITY}---\n{FLOW}", session_id="abc", tenant_id="agent:xyz").tenant_id == "agent:abc"
+
+
 def test_a_further_session_header_goes_before_the_known_ones() -> None:
     found = settled(IDENTITY, session_id="abc", headers={"x-my-agent": "mine"})
     assert (found.session_id, found.tenant_id) == ("mine", "agent:mine")

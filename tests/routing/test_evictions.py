@@ -204,3 +204,17 @@ def test_one_that_was_evicted_is_work_of_that_endpoint_no_more_and_plugins_hear_
     assert flight.place is not None
     assert flight.place.tokens == 0.0
     assert flight.place.left_at == pool.now
+
+
+def test_one_that_was_cut_is_told_when_those_ahead_of_it_will_have_gone() -> None:
+    pool = FlowPool(flow_of(1, flow=", eviction: always"))
+    for number in range(11):
+        pool.ask(f"r{number}")
+    for number in range(11):
+        pool.now += 2.0
+        pool.finish(f"r{number}")
+    assert pool.ask("low", objective="low") == "sent"
+    pool.ask("high", objective="high")
+    (evict,) = [each for each in pool.told["low"] if isinstance(each, Evict)]
+    # One is ahead, and one went every two seconds.
+    assert evict.refusal.retry_after_s == pytest.approx(4.0, rel=0.35)

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from shoal.cli import main
@@ -118,6 +121,32 @@ def _scale_down(running: ScenarioPool, engine: EngineProcess) -> None:
     assert main(["endpoint", "drain", engine.address, "--run-dir", str(running.run_dir)]) == 0
     assert engine.busy() == 0
     engine.kill()
+
+
+def test_an_sdk_is_refused_before_it_gives_up_and_told_when_to_come_back(
+    slow: Backend, plane: str, tmp_path: Path
+) -> None:
+    """Their own timeouts are longer here than what they say of them, so that no clock of the test decides."""
+    with pool(plane, tmp_path, ("--backend", slow.url), ONE_AT_A_TIME) as running, ThreadPoolExecutor(1) as client:
+        first = client.submit(running.chat, "hello", 4)
+        until(lambda: len(chats(slow)) == 1, 15, why=running.said)
+        turn: Any = [{"role": "user", "content": "hello"}]
+        with pytest.raises(openai.RateLimitError) as refused:
+            running.openai.chat.completions.create(
+                model="tiny", messages=turn, extra_headers={"x-stainless-read-timeout": "0.5"}
+            )
+        with pytest.raises(anthropic.RateLimitError) as turned_away:
+            running.anthropic.messages.create(
+                model="tiny", messages=turn, max_tokens=4, extra_headers={"x-stainless-timeout": "0.5"}
+            )
+        for headers in (refused.value.response.headers, turned_away.value.response.headers):
+            assert headers["x-llm-d-request-dropped-reason"] == "rejected-ttl-expired"
+            assert int(headers["retry-after"]) >= 1
+        slow.open_gate()
+        assert first.result(60).status_code == 200
+        assert len(chats(slow)) == 1
+        assert not [each for each in slow.seen if each.path == "/v1/messages"]
+        assert queued(running) == 0
 
 
 OBJECTIVES = "".join(

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from shoal.pool import RefusalReason
+from shoal.routing.comebacks import UNKNOWN_S
 from shoal.scheduling.admitters import ProbabilisticAdmitter
-from tests.routing.flowscript import LLM_D, OBJECTIVES, POOL, FlowPool
+from tests.routing.flowscript import LLM_D, OBJECTIVES, POOL, FlowPool, flow_of
 from tests.scheduling.script import NAN, request, view
 
 
@@ -51,4 +52,49 @@ def test_a_request_that_is_not_let_in_is_refused_at_once_and_never_waits(flow: s
         pool.load(name, waiting=4.0, running=4.0, kv_usage_ratio=0.1)
     assert pool.ask("low", objective="low") == RefusalReason.NOT_ADMITTED
     assert pool.ask("plain") == "sent"
-    assert pool.refusal("low").refusal.retry_after_s == 1.0
+    assert pool.refusal("low").refusal.retry_after_s == UNKNOWN_S
+
+
+def test_who_is_not_let_in_is_told_to_come_when_an_endpoint_is_through_with_what_it_has() -> None:
+    pool = FlowPool(f"{LLM_D}plugins:\n- type: probabilistic-admitter\n{POOL}{OBJECTIVES}")
+    for tokens in (20_000, 60_000):
+        pool.ask(f"long {tokens}", tokens=tokens)
+        pool.load("e0", waiting=9.0, running=4.0, kv_usage_ratio=0.1)
+        pool.ask(f"low {tokens}", objective="low")
+    # At the speed that is assumed of an engine of which nothing was seen, 0.1 ms a token.
+    waits = [pool.refusal(f"low {tokens}").refusal.retry_after_s for tokens in (20_000, 60_000)]
+    assert waits == [pytest.approx(2.0, rel=0.3), pytest.approx(8.0, rel=0.3)]
+
+
+def test_who_is_not_let_in_is_told_how_seldom_requests_end() -> None:
+    config = f"{LLM_D}plugins:\n- type: probabilistic-admitter\n{POOL}{OBJECTIVES}"
+    for pause_s in (0.5, 5.0, 40.0):
+        pool = FlowPool(config, endpoints=2)
+        for number in range(24):
+            pool.ask(f"r{number}", tokens=16)
+            pool.now += pause_s
+            pool.finish(f"r{number}")
+        for name in ("e0", "e1"):
+            pool.load(name, waiting=9.0, running=4.0, kv_usage_ratio=0.1)
+        pool.ask("low", objective="low")
+        assert pool.refusal("low").refusal.retry_after_s == pytest.approx(pause_s, rel=0.6)
+
+
+def test_who_is_not_let_in_comes_again_behind_those_who_wait() -> None:
+    plugins = "plugins:\n- type: concurrency-detector\n"
+    config = flow_of(2).replace(plugins, "plugins:\n- type: probabilistic-admitter\n- type: concurrency-detector\n")
+    pool = FlowPool(config)
+    for number in range(22):
+        pool.ask(f"r{number}", tokens=16)
+    for number in range(10):
+        pool.now += 2.0
+        pool.finish(f"r{number}")
+    pool.ask("low", objective="low")
+    assert pool.state("low") == "waits"
+    pool.load("e0", waiting=9.0, running=2.0, kv_usage_ratio=0.1)
+    for number in range(10, 22):
+        pool.finish(f"r{number}")
+    # Its turn has come, and it is not let in.
+    retry_s = pool.refusal("low").refusal.retry_after_s
+    assert retry_s is not None
+    assert 0.2 < retry_s < 2.0

@@ -11,7 +11,10 @@ from shoal.flow.tickets import Ticket
 
 @runtime_checkable
 class Ordering(Protocol):
-    """An order within a tenant."""
+    """An order within a tenant.
+
+    A class with `needs_work = True` has `work_tokens` told without what is cached of the prompt, which costs a look.
+    """
 
     def key(self, ticket: Ticket) -> float:
         """Return where `ticket` stands: smaller goes first, equal ones in the order of their arrival."""
@@ -57,10 +60,12 @@ class SloDeadlineOrdering:
 class ShortestWorkOrdering:
     """Short requests first: the mean wait falls, and a long one is passed for a bounded time.
 
-    A request that costs N tokens lets those pass that arrive within N / tokensPerSecond after it and cost less.
+    A request that costs N tokens lets those pass that arrive within N / tokensPerSecond after it and cost less.  What
+    some cache holds of its prompt when it begins to wait costs nothing.
     """
 
     type: ClassVar[str] = "shortest-work-ordering-policy"
+    needs_work: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -114,6 +114,8 @@ class Queue:
         lane = self._lanes.get(ticket.lane) or self.lane(ticket.lane)
         band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority, self._policy.of)
         band.push(ticket, now)
+        if not lane.size and (drain := self._drains.get(ticket.lane)) is not None:
+            drain.woke(now)
         lane.size += 1
         held = self._occupancy.get(ticket.priority)
         if held is None:

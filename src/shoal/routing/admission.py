@@ -14,7 +14,8 @@ import msgspec
 from shoal.flow import Lane, Queue, Ticket
 from shoal.flow.queue import MAX_LANES
 from shoal.pool import Outcome, Refusal, RefusalReason, Request
-from shoal.routing.books import Books, Flight, expected_output_tokens
+from shoal.routing import refusals
+from shoal.routing.books import Flight, expected_output_tokens
 from shoal.routing.candidates import Candidates, Rows
 from shoal.routing.charges import Charges
 from shoal.routing.commands import Command, Evict, Forward, Hold, Refuse, Waited
@@ -39,6 +40,7 @@ from shoal.routing.models import ModelTable, Resolved
 from shoal.routing.room import Room, mean_of
 from shoal.routing.status import BandStatus, FlowStatus
 from shoal.routing.tenancy import Standing, Tenancy, slo_ttft_s, wait_limit_s
+from shoal.routing.whereabouts import Whereabouts
 
 MAX_SESSIONS = 50_000
 SESSION_S = 300.0
@@ -92,14 +94,14 @@ class Admission:
         config: RouterConfig,
         sender: Sender,
         fleet: Fleet,
-        books: Books,
+        whereabouts: Whereabouts,
         candidates: Candidates,
         models: ModelTable,
         peers: Callable[[], int],
     ) -> None:
         self._sender = sender
         self._fleet = fleet
-        self._books = books
+        self._whereabouts = whereabouts
         self._candidates = candidates
         self._models = models
         self._peers = peers
@@ -153,7 +155,7 @@ class Admission:
         pending.priority = standing.priority
         wait_s = self._charges.open(request, standing, now) if standing.payer else 0.0
         if wait_s:
-            return [self._over_budget(pending, wait_s)]
+            return [self._sender.refuse(request, refusals.over_budget(request, wait_s), pending.priority)]
         rows = self._candidates.rows(pending.resolved.target, request, now)
         plan, queue, room = self._plan, self._queue, self._room
         if plan is None or queue is None or room is None or not request.has_body:
@@ -171,14 +173,14 @@ class Admission:
                     self._sent(pending, ticket, now)
                     return [sent]
                 if sent.reason is not RefusalReason.SATURATED:
-                    return [self._turned_away(pending, sent, now)]
+                    return [self._turned_away(pending, self._behind(sent, ticket, now), now)]
         full = queue.full(ticket)
         if full:
             return [self._turned_away(pending, self._full(full, ticket, has_endpoints=len(rows) > 0, now=now), now)]
         pending.ahead = lane.ahead_of(ticket.priority)
         # Where others wait already, one more of the same or a lower priority cannot go before them.
         self._has_news = not pending.ahead or self._evictions.has_any
-        queue.offer(ticket, now)
+        self._offer(ticket, rows, now)
         return [Hold(request.id, ticket.priority, pending.ahead)]
 
     def _straight(self, pending: Pending, rows: Rows, now: float) -> Command:
@@ -224,6 +226,18 @@ class Admission:
             is_follow_up,
             pending,
         )
+
+    def _offer(self, ticket: Ticket, rows: Rows, now: float) -> None:
+        """Let a request wait; what of its work is done already is looked up only for an order that asks."""
+        queue, plan, pending = self._queue, self._plan, ticket.item
+        assert queue is not None
+        assert plan is not None
+        ordering = plan.queue.of(ticket.priority).ordering
+        if pending.hashes and len(rows) and getattr(ordering, "needs_work", False):
+            request = pending.request
+            held = self._whereabouts.most_tokens(request, pending.hashes, pending.keys, rows, now)
+            ticket.work_tokens = max(1.0, request.prompt_tokens - held) + expected_output_tokens(request)
+        queue.offer(ticket, now)
 
     def _lane(self, pending: Pending, rows: Rows) -> str:
         """A name for all requests that can go where this one can: its base model, unless it is choosier than that."""
@@ -349,7 +363,8 @@ class Admission:
             for name in self._evictions.victims(head.priority, places, lane.ahead_of(head.priority), self._is_running):
                 flight = self._sender.flight(name)
                 assert flight is not None
-                commands.append(Evict(name, _EVICTED, flight.request.api, plan.eviction is Mode.ALWAYS))
+                refusal = self._behind(refusals.EVICTED, self._charges.ticket(name), now)
+                commands.append(Evict(name, refusal, flight.request.api, plan.eviction is Mode.ALWAYS))
         return commands
 
     def _is_running(self, request_id: str) -> bool:
@@ -377,7 +392,7 @@ class Admission:
         lane = queue.lane(ticket.lane)
         queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
         pending.ahead = lane.ahead_of(ticket.priority)
-        queue.offer(ticket, now)
+        self._offer(ticket, rows, now)
         return [Hold(request.id, ticket.priority, pending.ahead)]
 
     def _rows(self, ticket: Ticket, now: float) -> Rows:
@@ -402,7 +417,7 @@ class Admission:
                 self._opens_at = min(self._opens_at, now + RETRY_S)
                 return None
             queue.take(ticket.request_id, now)
-            return self._turned_away(pending, sent, now)
+            return self._turned_away(pending, self._behind(sent, ticket, now), now)
         queue.serve(ticket, now)
         self._sent(pending, ticket, now)
         return sent
@@ -410,7 +425,7 @@ class Admission:
     def _failed(self, pending: Pending, error: Exception, now: float) -> Refuse:
         """Refuse a request that waited and that a plugin failed on."""
         self._sender.undo(pending.request.id, now)
-        return self._turned_away(pending, failed(error), now)
+        return self._turned_away(pending, refusals.failed(error), now)
 
     def _flush(self, now: float) -> list[Command]:
         """Flow control was turned off while requests waited: they go at once."""
@@ -487,39 +502,26 @@ class Admission:
             request.tenant_id, pending.priority, request.model, pending.resolved.target, now - pending.arrived_at
         )
 
-    def _over_budget(self, pending: Pending, wait_s: float) -> Refuse:
-        request = pending.request
-        refusal = Refusal(
-            reason=RefusalReason.OVER_BUDGET,
-            message=f"The budget of {request.tenant_id or 'this client'} is used up for {math.ceil(wait_s)} s.",
-            retry_after_s=wait_s,
-        )
-        return self._sender.refuse(request, refusal, pending.priority)
+    def _behind(self, refusal: Refusal, ticket: Ticket | None, now: float) -> Refusal:
+        wait_s = self._queue.wait_s(ticket, now) if self._queue is not None and ticket is not None else None
+        return refusals.behind(refusal, wait_s)
 
     def _full(self, what: str, ticket: Ticket, *, has_endpoints: bool, now: float) -> Refusal:
         assert self._queue is not None
         if not has_endpoints:
-            target = ticket.item.resolved.target
-            message = f"{self._candidates.nobody(target)} And as many requests wait as may."
-            return Refusal(reason=RefusalReason.NO_ENDPOINTS, message=message, retry_after_s=1.0)
-        wait_s = self._queue.wait_s(ticket, now)
-        message = f"The pool is full, and so are the {what}; try again later."
-        return Refusal(reason=RefusalReason.SATURATED, message=message, retry_after_s=wait_s)
+            nobody = self._candidates.nobody(ticket.item.resolved.target)
+            return refusals.nobody(f"{nobody} And as many requests wait as may.")
+        return refusals.full(what, self._queue.wait_s(ticket, now))
 
     def _gave_up(self, ticket: Ticket, now: float) -> Command:
         assert self._queue is not None
         pending: Pending = ticket.item
         waited_s = now - pending.arrived_at
         if not len(self._rows(ticket, now)):
-            message = f"{self._candidates.nobody(pending.resolved.target)} The request waited {waited_s:.0f} s for one."
-            return self._turned_away(
-                pending, Refusal(reason=RefusalReason.NO_ENDPOINTS, message=message, retry_after_s=1.0), now
-            )
-        refusal = Refusal(
-            reason=RefusalReason.TTL_EXPIRED,
-            message=f"The request waited {waited_s:.1f} s in the queue and there was no room for it.",
-            retry_after_s=self._queue.wait_s(ticket, now),
-        )
+            nobody = self._candidates.nobody(pending.resolved.target)
+            refusal = refusals.nobody(f"{nobody} The request waited {waited_s:.0f} s for one.")
+        else:
+            refusal = refusals.gave_up(waited_s, self._queue.wait_s(ticket, now))
         return self._turned_away(pending, refusal, now)
 
     # ------------------------------------------------------------------ what is known of it
@@ -555,14 +557,4 @@ class Admission:
 
 
 _ANY = Request(id="")
-_EVICTED = Refusal(
-    reason=RefusalReason.EVICTED,
-    message="A request of a higher priority needed the place of this one; try again later.",
-    retry_after_s=1.0,
-)
 _OF_REQUEST = (Arrived, Ended, Recorded)
-
-
-def failed(error: Exception) -> Refusal:
-    """What a client is told whose request waited and then met a plugin's fault."""
-    return Refusal(reason=RefusalReason.INTERNAL, message=f"a plugin failed: {type(error).__name__}")

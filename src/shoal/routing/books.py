@@ -155,6 +155,7 @@ class Books:
         if member is None:
             return
         self.inflight -= 1
+        member.ends.left(now)
         if flight.place is not None:
             flight.place.left_at = now
         self.free(member, flight.uncached_tokens, flight.output_tokens, now)

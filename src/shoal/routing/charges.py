@@ -56,6 +56,11 @@ class Charges:
             charge.ticket, charge.tokens = ticket, tokens
         queue.spent(ticket, tokens, now)
 
+    def ticket(self, request_id: str) -> Ticket | None:
+        """The ticket with which a request went; None for one that met no queue."""
+        charge = self._by_id.get(request_id)
+        return None if charge is None else charge.ticket
+
     def taken_back(self, flight: Flight, queue: Queue, now: float) -> None:
         """Give back what a request was charged that waits again; its budget stays reserved."""
         charge = self._by_id.get(flight.request.id)

@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from shoal.flow.drain import DrainRate
 from shoal.pool import Endpoint, EndpointState, Signals
 from shoal.routing.health import Health
 from shoal.routing.line import Line
@@ -53,11 +54,15 @@ _SHOWN = (
 
 
 class Member:
-    """One endpoint of the fleet.  row: its place in the columns; slot: its number in the prefix index."""
+    """One endpoint of the fleet.  row: its place in the columns; slot: its number in the prefix index.
+
+    ends: how often own requests end there.
+    """
 
     __slots__ = (
         "cached_tokens_total",
         "endpoint",
+        "ends",
         "failures_total",
         "health",
         "line",
@@ -80,6 +85,7 @@ class Member:
         self.health = Health()
         self.line = Line()
         self.pace = Pace()
+        self.ends = DrainRate()
         self.signals: Signals | None = None
         self.reports_cached_tokens: bool | None = None
         self.requests_total = 0

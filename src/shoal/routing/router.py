@@ -11,14 +11,15 @@ import msgspec
 
 from shoal.kernel import Chance, ClockWentBack
 from shoal.pool import FleetView, Outcome, Refusal, RefusalReason, Request, ServedModel
-from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, Tail, read_blocks
+from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, Tail
 from shoal.routing.accounts import account_of
-from shoal.routing.admission import Admission, Pending, failed
+from shoal.routing.admission import Admission, Pending
 from shoal.routing.books import Books, Flight
 from shoal.routing.bursts import Bursts
 from shoal.routing.candidates import Candidates, Rows
 from shoal.routing.changes import Changes
 from shoal.routing.columns import COMPLETE, REACH_TOKENS, Columns
+from shoal.routing.comebacks import comeback_s
 from shoal.routing.commands import Command, Cut, Fetch, Forward, Refuse, Waited
 from shoal.routing.config import RouterConfig, load
 from shoal.routing.estimate import TokenEstimator
@@ -48,8 +49,10 @@ from shoal.routing.lessons import Lessons
 from shoal.routing.models import ModelTable, Resolved
 from shoal.routing.outbox import Outbox
 from shoal.routing.peers import Peers, teach
+from shoal.routing.refusals import ABORTED, failed, nobody
 from shoal.routing.returns import Returns, holders, is_conditional
 from shoal.routing.status import FlowStatus, PoolStatus, fleet_status, own_requests
+from shoal.routing.whereabouts import Whereabouts
 from shoal.scheduling import Scheduler
 from shoal.scheduling.plugin import FEW
 
@@ -57,9 +60,6 @@ from shoal.scheduling.plugin import FEW
 RECORD_TIMEOUT_S = 30.0
 # What one step may close, so that no step of a journal is large.
 MAX_EXPIRED_PER_STEP = 500
-_ABORTED = Refusal(
-    reason=RefusalReason.ABORTED, message="The operator of this pool has ended the requests of this session."
-)
 
 
 class Router:
@@ -89,6 +89,7 @@ class Router:
         self._orphan_records = 0
         self._mean_uncached_tokens = 0.0
         self._candidates = Candidates(self._fleet, self._models)
+        self._whereabouts = Whereabouts(self._fleet, self._books, self._models, self._index, self._exact, self._tail)
         self._forecasts = Forecasts(config.predicted, self._fleet, self._models)
         self._returns = Returns(config.pool.agents.max_wait_s)
         self.outbox = Outbox(self._books, self._flights)
@@ -167,9 +168,8 @@ class Router:
     # ------------------------------------------------------------------ configuration and fleet
 
     def _gate(self, config: RouterConfig) -> Admission:
-        return Admission(
-            config, self, self._fleet, self._books, self._candidates, self._models, lambda: self._peers.gauges().peers
-        )
+        made = (self, self._fleet, self._whereabouts, self._candidates, self._models)
+        return Admission(config, *made, lambda: self._peers.gauges().peers)
 
     def _apply(self, config: RouterConfig, now: float) -> None:
         self._config = config
@@ -265,11 +265,8 @@ class Router:
         """Choose an endpoint among `rows` and book the request there, or say why not."""
         request, hashes, resolved, keys = pending.request, pending.hashes, pending.resolved, pending.keys
         if len(rows) == 0:
-            reason = RefusalReason.NO_ENDPOINTS
-            return Refusal(reason=reason, message=self._candidates.nobody(resolved.target), retry_after_s=1.0)
-        blocks = read_blocks(hashes)
-        match = self._index.match(blocks) if len(blocks) else None
-        held = self._exact.match(keys, request.prompt_tokens, now) if keys.by_size else None
+            return nobody(self._candidates.nobody(resolved.target))
+        blocks, match, held = self._whereabouts.of(request, hashes, keys, now)
         # Plugins see the model that will be served; the request keeps the name that the client gave.
         asked = msgspec.structs.replace(request, model=resolved.target) if resolved.is_rewritten else request
         fleet, mean = self._fleet, self._mean_uncached_tokens
@@ -286,7 +283,7 @@ class Router:
         low = pending.priority if self._admission else min(0, self._config.objectives.get(request.objective, 0))
         decision = self._scheduler.schedule(asked, view, now, low)
         if isinstance(decision, Refusal):
-            return decision
+            return msgspec.structs.replace(decision, retry_after_s=comeback_s(fleet, view, now))
         if self._bursts is not None and len(blocks):
             decision = self._bursts.join(request, blocks, decision, view, now)
         decision = self._returns.keep(request, decision, view, now)
@@ -362,11 +359,11 @@ class Router:
         commands: list[Command] = []
         for request in self._fetches.of_session(session_id, tenant_id):
             self._fetches.take(request.id)
-            commands.append(self.refuse(request, _ABORTED))
+            commands.append(self.refuse(request, ABORTED))
         if self._admission is not None:
-            commands += self._admission.drop(lambda request: request.is_of(session_id, tenant_id), _ABORTED, now)
+            commands += self._admission.drop(lambda request: request.is_of(session_id, tenant_id), ABORTED, now)
         running = [flight.request for flight in self._flights.values() if flight.ended_at is None]
-        commands += [Cut(each.id, _ABORTED, each.api) for each in running if each.is_of(session_id, tenant_id)]
+        commands += [Cut(each.id, ABORTED, each.api) for each in running if each.is_of(session_id, tenant_id)]
         return commands
 
     # ------------------------------------------------------------------ endings: all meet in _close

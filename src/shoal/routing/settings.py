@@ -114,8 +114,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     trust_headers: Annotated[
         bool,
-        "whether the objective and the tenant that a client names in its headers decide its priority; without it an "
-        "objective can only lower it",
+        "whether the objective and the tenant that a client names in its headers count; without it an objective can "
+        "only lower its priority, and with `enabled` the tenant is nobody",
     ] = False
 
     def __post_init__(self) -> None:

@@ -12,8 +12,13 @@ from shoal.flow import Allowance
 from shoal.pool import Request
 from shoal.routing.settings import PoolSettings, Tenant
 
-DEADLINE_HEADERS = ("x-shoal-max-wait-ms", "x-stainless-read-timeout")
-"""How long a client waits: our own in milliseconds, that of the OpenAI and Anthropic SDKs in seconds."""
+WAIT_HEADER = "x-shoal-max-wait-ms"
+SDK_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+"""After how many seconds without an answer an SDK of OpenAI or Anthropic gives up; which is sent is its language's."""
+DEADLINE_HEADERS = (WAIT_HEADER, *SDK_HEADERS)
+_WORD_RATIO = 0.1
+_WORD_S = 1.0
+"""An SDK is told so much before it gives up, the shorter of the two, so that it hears when to come back."""
 SLO_TTFT_HEADER = "x-llm-d-slo-ttft-ms"
 ANYONE = "*"
 _UNNAMED = Tenant()
@@ -84,11 +89,17 @@ class Tenancy:
 
 
 def wait_limit_s(request: Request) -> float:
-    """Return how long the client waits, in seconds; infinite when it does not say, or nonsense."""
-    if not request.headers:
+    """Return how long a request may wait for its client's sake, in seconds; infinite when it does not say, or nonsense.
+
+    That is the shortest of what it says; an SDK's own timeout leaves it time to hear the answer.
+    """
+    headers = request.headers
+    if not headers:
         return math.inf
-    own_s = _seconds(request.headers.get(DEADLINE_HEADERS[0], ""), 1e-3)
-    return min(own_s, _seconds(request.headers.get(DEADLINE_HEADERS[1], ""), 1.0))
+    gives_up_s = min([_seconds(headers.get(name, ""), 1.0) for name in SDK_HEADERS])
+    if gives_up_s < math.inf:
+        gives_up_s -= min(_WORD_S, _WORD_RATIO * gives_up_s)
+    return min(_seconds(headers.get(WAIT_HEADER, ""), 1e-3), gives_up_s)
 
 
 def slo_ttft_s(request: Request) -> float:

@@ -107,7 +107,10 @@ class Scheduler:
                 plugin.adopt(old[name])
 
     def schedule(self, request: Request, view: FleetView, now: float, priority: int = 0) -> Decision | Refusal:
-        """Choose endpoints for `request` among the candidates of `view`."""
+        """Choose endpoints for `request` among the candidates of `view`.
+
+        A refusal does not say when to come back: that is for whoever knows how fast requests end.
+        """
         profile = self.policy.profile
         if len(view) == 0:
             return Refusal(reason=RefusalReason.NO_ENDPOINTS, message="no endpoint is ready", retry_after_s=1.0)
@@ -115,7 +118,7 @@ class Scheduler:
             return self._stand_in.schedule(request, view, now)
         for _, admitter, _ in self.policy.admitters:
             if why := admitter.objection(request, priority, view):
-                return Refusal(reason=RefusalReason.NOT_ADMITTED, message=why, retry_after_s=1.0)
+                return Refusal(reason=RefusalReason.NOT_ADMITTED, message=why)
         dropped: list[tuple[str, int]] = []
         for name, narrow, _ in profile.filters:
             mask = narrow.keep(request, view)
@@ -199,8 +202,4 @@ def _clamped(values: Scores) -> Scores:
 
 def _saturated(dropped: list[tuple[str, int]]) -> Refusal:
     steps = ", ".join(f"{name} dropped {count}" for name, count in dropped if count)
-    return Refusal(
-        reason=RefusalReason.SATURATED,
-        message=f"no endpoint can take the request now: {steps}",
-        retry_after_s=1.0,
-    )
+    return Refusal(reason=RefusalReason.SATURATED, message=f"no endpoint can take the request now: {steps}")

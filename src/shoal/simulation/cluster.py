@@ -432,13 +432,14 @@ class Cluster:
             prompt_bytes=4 * tokens,
             body_bytes=4 * tokens,
             max_output_tokens=turn.max_tokens or None,
-            tenant_id=session.tenant or heads.tenant_id,
+            tenant_id=heads.tenant_id,
             session_id=session.id,
             objective=heads.objective,
             headers=heads.kept,
             hints=read_hints(session.headers, None) if session.headers else None,
         )
-        return self._claims.settle(request, "")
+        # Whose a session is stands in the workload and is no claim, as the owner of a key.
+        return self._claims.settle(request, session.tenant)
 
     def _try_next(self, request_id: str, flight: Flight) -> None:
         """Send a request to the next endpoint of its list; without one it has failed."""
