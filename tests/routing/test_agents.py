@@ -7,6 +7,7 @@ from shoal.pool.request import Hints
 from shoal.routing.claims import Claims
 from shoal.routing.config import load
 from tests.routing.flowscript import LLM_D
+from tests.routing.gossip import Gossip
 from tests.routing.script import Pool, Sent
 
 TRUSTING = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\nagents: {trust_hints: true, max_return_s: 60}\n"
@@ -231,3 +232,117 @@ def test_if_available_is_refused_with_412_when_the_prefix_is_nowhere() -> None:
 @pytest.mark.parametrize("value", ["return=minimal", "if-available-later", ""])
 def test_other_preferences_change_nothing(value: str) -> None:
     assert Pool(1).send("unknown", 2000, headers={"prefer": value}).forward
+
+
+# ---------------------------------------------------------------------- the prefix of a session that will be back
+
+
+def room_for(made: Pool, tokens: int) -> None:
+    """Tell how many tokens each endpoint's cache holds."""
+    for member in made.router._fleet:
+        made.load(member.endpoint.id, waiting=0, running=0, num_blocks=tokens // 16, block_size_tokens=16)
+
+
+def strangers(made: Pool, name: str, count: int) -> list[str]:
+    """Serve prompts that nobody has seen, one after the other; returns where."""
+    found = []
+    for number in range(count):
+        made.now += 0.5
+        sent = made.send(f"{name} stranger {number}", 2000)
+        sent.finish(prompt_tokens=2000, cached_tokens=0)
+        found.append(name_of(sent))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_go_elsewhere_that_would_push_out_the_prefix_of_a_session_that_will_be_back(seed: int) -> None:
+    made = Pool(2, seed=seed)
+    room_for(made, 12_000)
+    where = promised(made, Hints(returns_within_s=600.0))
+    # Four fit beside the 2,000 tokens and the answer.
+    assert strangers(made, "early", 20).count(where) <= 4
+    assert made.router.status().returns.spared > 3
+    back = made.send("history", 2000, session_id="s")
+    assert name_of(back) == where
+    back.finish(prompt_tokens=2000, cached_tokens=2000)
+    # Nobody is waited for any more, and its cache is the emptier one.
+    assert strangers(made, "late", 20).count(where) > 4
+
+
+def test_nobody_goes_elsewhere_for_a_session_that_does_not_come_back_in_time() -> None:
+    made = Pool(2)
+    room_for(made, 12_000)
+    promised(made, Hints(returns_within_s=10.0))
+    made.now += 11.0
+    strangers(made, "late", 20)
+    assert made.router.status().returns.spared == 0
+
+
+def test_a_session_whose_prefix_was_pushed_out_all_the_same_is_not_sent_after_it() -> None:
+    made = Pool(2)
+    room_for(made, 12_000)
+    where = promised(made, Hints(returns_within_s=600.0))
+    endpoint = made.router._fleet.at(where).endpoint
+    for number in range(20):
+        made.send(f"stranger {number}", 2000, subset=(endpoint.address,)).finish(prompt_tokens=2000, cached_tokens=0)
+    held = [made.send(f"flood {number}", 2000, subset=(endpoint.address,)) for number in range(4)]
+    assert name_of(made.send("history", 2000, session_id="s")) != where
+    gauges = made.router.status().returns
+    assert (gauges.expected, gauges.kept, gauges.lost) == (0, 0, 1)
+    assert len(held) == 4
+
+
+def test_a_request_that_would_wait_too_long_elsewhere_spares_nobody() -> None:
+    made = Pool(2)
+    room_for(made, 12_000)
+    where = promised(made, Hints(returns_within_s=600.0))
+    (elsewhere,) = [each.endpoint for each in made.router._fleet if each.endpoint.id != where]
+    for number in range(20):
+        made.send(f"flood {number}", 20_000, subset=(elsewhere.address,))
+    assert strangers(made, "late", 10) == [where] * 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_session_that_will_be_back_goes_where_its_prefix_will_last(seed: int) -> None:
+    made = Pool(2, seed=seed)
+    room_for(made, 12_000)
+    busy, calm = (member.endpoint for member in made.router._fleet)
+    where = []
+    for number in range(60):
+        made.now += 0.5
+        made.send(f"stranger {number}", 2000, subset=(busy.address,)).finish(prompt_tokens=2000, cached_tokens=0)
+        # As busy, with a prompt that is there.
+        known = made.send("known", 2000, subset=(calm.address,))
+        known.finish(prompt_tokens=2000, cached_tokens=1900, ttft_s=0.003)
+        if number % 10 == 0:
+            agent = made.send(f"agent {number}", 2000, session_id=f"a{number}", hints=BACK)
+            agent.finish(prompt_tokens=2000, cached_tokens=0)
+            where.append(name_of(agent))
+    # It takes a while to see what comes to an endpoint.
+    assert where[3:] == [calm.id] * 3
+
+
+def test_a_peers_session_is_spared_and_comes_back_as_ones_own() -> None:
+    gossip = Gossip(2, 2)
+    for pool in gossip.pools:
+        room_for(pool, 12_000)
+    one, other = gossip.pools
+    where = promised(one, Hints(returns_within_s=600.0))
+    gossip.deliver()
+    other.now = one.now
+    assert strangers(other, "early", 20).count(where) <= 4
+    assert name_of(other.send("something else", 1000, session_id="s")) == where
+    gossip.deliver()
+    assert [pool.router.status().returns.expected for pool in gossip.pools] == [0, 0]
+
+
+def test_a_peer_hears_that_a_session_was_not_served() -> None:
+    gossip = Gossip(2, 2)
+    one, other = gossip.pools
+    sent = one.send("history", 2000, session_id="s", hints=BACK)
+    sent.end()
+    gossip.deliver()
+    assert other.router.status().returns.expected == 1
+    sent.record(status=503, is_upstream_failure=True, ttft_s=None)
+    gossip.deliver()
+    assert [pool.router.status().returns.expected for pool in gossip.pools] == [0, 0]

@@ -174,6 +174,8 @@ class Fold:
         self.endpoint_state = gauge("shoal_endpoint_up", "1 while offered.", ("endpoint_name", "state"), "max")
         self.endpoint_requests = Counter("shoal_endpoint_requests", "Requests sent, by endpoint.", ("endpoint_name",))
         self.endpoint_failures = Counter("shoal_endpoint_failures", "Failures, by endpoint.", ("endpoint_name",))
+        self.expected = gauge("shoal_sessions_expected", "Sessions that said they will be back.")
+        self.returns = Counter("shoal_session_returns", "What was done for sessions that will be back.", ("result",))
         self.orphans = Counter("shoal_record_orphans", "Records of requests that this picker does not know.")
 
     def observe(self, event: Event, commands: Sequence[Command]) -> None:
@@ -363,6 +365,9 @@ class Fold:
         self.ready.set(len(offered), name)
         self.open.set(status.unclosed)
         self.orphans.stand_at(status.orphan_records)
+        self.expected.set(status.returns.expected)
+        for result in ("kept", "spared", "lost"):
+            self.returns.stand_at(getattr(status.returns, result), (result,))
         self.index_entries.set(status.index_entries, ("approx-prefix-cache-producer",))
         if status.exact_budget_bytes:
             self.index_entries.set(status.exact_entries, ("precise-prefix-cache-producer",))

@@ -367,6 +367,10 @@ class EstimatedIndex:
         """Add another router's rows that are not here, and return how many; see `handover.take_rows`."""
         return take_rows(self._table, self._sets, rows, slots, self._clock)
 
+    def sent_blocks(self, slot: int) -> int:
+        """Return how many blocks have come to an endpoint that were not there, since it was cleared."""
+        return self._horizons[slot].total
+
     def capacity(self, slot: int) -> int:
         """Return how many blocks the endpoint is assumed to hold now (`UNLIMITED` when nothing is known)."""
         return self._horizons[slot].capacity

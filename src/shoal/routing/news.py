@@ -17,6 +17,9 @@ MAX_NEWS = 20_000
 MAX_BOOKINGS_PER_PART = 3000
 """Bookings in one part of a picker's state: 110 KB, 2 ms for the giver; with the longest names less than a megabyte."""
 
+MAX_EXPECTED_MS = 3_600_000
+"""Longest time for which a session is expected."""
+
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 """Ids of endpoints have no more bytes of UTF-8 than this from where they are made: messages keep their limit by it."""
 
@@ -80,7 +83,19 @@ class PeerMeasured(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     tpot_us: Number = 0
 
 
-News = PeerBooked | PeerReleased | PeerMoved | PeerForgot | PeerLearnt | PeerMeasured
+class PeerExpects(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """A session said that it will be back, or is back, and then endpoint_id is "".
+
+    session: a digest of its tenant and id.  tokens: of what the endpoint holds of it.
+    """
+
+    session: Annotated[bytes, msgspec.Meta(max_length=16)]
+    endpoint_id: Name = ""
+    within_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_EXPECTED_MS)] = 0
+    tokens: Tokens = 0
+
+
+News = PeerBooked | PeerReleased | PeerMoved | PeerForgot | PeerLearnt | PeerMeasured | PeerExpects
 
 
 class PaceState(msgspec.Struct, frozen=True, array_like=True):

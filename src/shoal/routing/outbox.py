@@ -3,6 +3,7 @@
 Owns the numbers by which peers know a booking.  Costs nothing while it is closed, as with one picker alone.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
@@ -10,8 +11,10 @@ from shoal.routing.books import Books, Flight
 from shoal.routing.fleet import Member
 from shoal.routing.news import (
     MAX_BOOKINGS_PER_PART,
+    MAX_EXPECTED_MS,
     News,
     PeerBooked,
+    PeerExpects,
     PeerForgot,
     PeerLearnt,
     PeerMeasured,
@@ -102,6 +105,12 @@ class Outbox:
             self._news.append(
                 PeerMeasured(member.endpoint.id, int(work_tokens), round(work_s * 1e6), round(tpot_s * 1e6))
             )
+
+    def expects(self, session: bytes, endpoint_id: str, within_s: float, tokens: float) -> None:
+        """Note where a session is expected, or that it is expected no more where endpoint_id is ""."""
+        if self.is_open:
+            within_ms = min(max(0, math.ceil(within_s * 1e3)), MAX_EXPECTED_MS)
+            self._news.append(PeerExpects(session, endpoint_id, within_ms, int(tokens)))
 
     def _number(self, flight: Flight) -> None:
         self._last += 1

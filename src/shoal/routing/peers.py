@@ -11,7 +11,17 @@ from shoal.routing.events import EndpointKnown, PeerEvent, PeerJoined, PeerLeft,
 from shoal.routing.fleet import TRIAL_RECORDS, Fleet, Member
 from shoal.routing.lessons import Lessons
 from shoal.routing.line import Place
-from shoal.routing.news import News, PeerBooked, PeerForgot, PeerLearnt, PeerMeasured, PeerMoved, PeerReleased
+from shoal.routing.news import (
+    News,
+    PeerBooked,
+    PeerExpects,
+    PeerForgot,
+    PeerLearnt,
+    PeerMeasured,
+    PeerMoved,
+    PeerReleased,
+)
+from shoal.routing.returns import Returns
 from shoal.routing.status import PeerGauges
 
 EXPIRY_S = 2.0
@@ -51,18 +61,19 @@ class _Peer:
 
 
 class Peers:
-    """Bookings of peers in the fleet's columns, their prompts in the index.
+    """Bookings of peers in the fleet's columns, their prompts in the index, and the sessions that they expect.
 
     lost_at: when bookings of a lost peer expired last, minus infinity before.
     """
 
-    __slots__ = ("_books", "_fleet", "_ignored", "_index", "_lessons", "_orphans", "_peers", "lost_at")
+    __slots__ = ("_books", "_fleet", "_ignored", "_index", "_lessons", "_orphans", "_peers", "_returns", "lost_at")
 
-    def __init__(self, fleet: Fleet, books: Books, index: EstimatedIndex, lessons: Lessons) -> None:
+    def __init__(self, fleet: Fleet, books: Books, index: EstimatedIndex, lessons: Lessons, returns: Returns) -> None:
         self._fleet = fleet
         self._books = books
         self._index = index
         self._lessons = lessons
+        self._returns = returns
         self._peers: dict[str, _Peer] = {}
         self._ignored = 0
         self._orphans: dict[str, int] = {}
@@ -160,6 +171,8 @@ class Peers:
             member = self._fleet.get(news.endpoint_id)
             if member is not None:
                 self._lessons.measured(member, float(news.work_tokens), news.work_us / 1e6, news.tpot_us / 1e6)
+        elif type(news) is PeerExpects:
+            self._returns.told(news, now)
 
     def _book(self, peer: _Peer, booked: PeerBooked, now: float) -> None:
         """Count a booking once, however often it is told."""

@@ -91,10 +91,10 @@ class Router:
         self._candidates = Candidates(self._fleet, self._models)
         self._whereabouts = Whereabouts(self._fleet, self._books, self._models, self._index, self._exact, self._tail)
         self._forecasts = Forecasts(config.predicted, self._fleet, self._models)
-        self._returns = Returns(config.pool.agents.max_wait_s)
         self.outbox = Outbox(self._books, self._flights)
+        self._returns = Returns(config.pool.agents.max_wait_s, self._fleet, self._index, self.outbox)
         self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index, self._tail, self.outbox)
-        self._peers = Peers(self._fleet, self._books, self._index, self._lessons)
+        self._peers = Peers(self._fleet, self._books, self._index, self._lessons, self._returns)
         self.explanations = Explanations()
         self._config = config
         self._scheduler = Scheduler(config.policy, chance)
@@ -286,7 +286,7 @@ class Router:
             return msgspec.structs.replace(decision, retry_after_s=comeback_s(fleet, view, now))
         if self._bursts is not None and len(blocks):
             decision = self._bursts.join(request, blocks, decision, view, now)
-        decision = self._returns.keep(request, decision, view, now)
+        decision = self._returns.place(request, decision, view, now)
         member = fleet.at(decision.chosen[0])
         flight = Flight(request, resolved.target, hashes, decision, pending.arrived_at)
         flight.dispatched_at = now
@@ -413,7 +413,7 @@ class Router:
         flight.outcome = self._estimator.complete(flight.request, outcome)
         is_prefilled = self._lessons.learn(flight, flight.outcome, self._config.pool.ejection, now)
         self._forecasts.learn(flight, flight.outcome)
-        self._returns.recorded(flight, flight.outcome, self._fleet.at_address(outcome.served_address))
+        self._returns.recorded(flight, flight.outcome, self._fleet.at_address(outcome.served_address), now)
         if not is_prefilled:
             self._exact.failed(request_id)
         elif flight.is_exact:
@@ -466,6 +466,7 @@ class Router:
             errors_total=self._errors_total,
             inflight=self._books.inflight,
             peers=self._peers.gauges(),
+            returns=self._returns.gauges(),
             latency=self._forecasts.reports(),
             flow=self._admission.status(self._now) if self._admission is not None else FlowStatus(),
             unclosed=len(self._flights),

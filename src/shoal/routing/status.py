@@ -47,6 +47,16 @@ class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
     open_charges: int = 0
 
 
+class ReturnGauges(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions that said they will be back.  expected: now.  kept: sent back to their endpoint against the scores.
+    spared: prompts of others that went elsewhere for their sake.  lost: those whose prefix was pushed out meanwhile."""
+
+    expected: int = 0
+    kept: int = 0
+    spared: int = 0
+    lost: int = 0
+
+
 class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint.  Totals and what is in flight are of this router, without its peers'; waiting, running and
     kv_usage_ratio are the engine's own.  cache: how far its KV events can be trusted.
@@ -109,6 +119,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     exact_budget_bytes: int
     warnings: list[str]
     peers: PeerGauges = PeerGauges()
+    returns: ReturnGauges = ReturnGauges()
     latency: list[LatencyStatus] = []
     flow: FlowStatus = FlowStatus()
 

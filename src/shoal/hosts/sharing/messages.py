@@ -12,7 +12,7 @@ from shoal.kernel import UNREADABLE
 from shoal.routing.events import PeerSynced, PeerTaught
 from shoal.routing.news import MAX_NEWS, Name, News, Number, PeerBooked, PeerForgot, PeerLearnt
 
-VERSION = 2
+VERSION = 3
 """Raised when an older picker could misread a message; new fields at the end do not need it."""
 
 MAX_MESSAGE_BYTES = 1 << 20
