@@ -18,7 +18,42 @@ def test_one_who_waited_is_measured_from_the_first_token_before_its_own() -> Non
     places = [line.join(1.0, 100.0) for _ in range(3)]
     line.reach(places[0], 1.5, 100.0)
     assert line.reach(places[1], 1.75, 400.0) == Turn(400.0, 0.25, was_idle=False)
-    assert line.reach(places[2], 1.75, 50.0) == Turn(50.0, 0.0, was_idle=False)
+    assert line.reach(places[2], 1.85, 50.0) == Turn(50.0, pytest.approx(0.1), was_idle=False)
+
+
+def test_first_tokens_of_one_step_are_one_turn_with_the_work_of_all() -> None:
+    line = Line()
+    before, *places = (line.join(1.0, tokens) for tokens in (100.0, 400.0, 50.0, 70.0, 900.0))
+    line.reach(before, 1.5, 100.0)
+    line.reach(places[3], 2.5, 900.0)
+    assert line.reach(places[1], 1.7503, 60.0) == Turn(460.0, pytest.approx(0.2503), was_idle=False)
+    assert line.reach(places[2], 1.7506, 70.0) == Turn(530.0, pytest.approx(0.2506), was_idle=False)
+    assert line.reach(places[0], 1.75, 400.0) == Turn(530.0, 0.25, was_idle=False)
+
+
+def test_a_step_that_found_nobody_began_when_the_first_of_it_came() -> None:
+    line = Line()
+    earlier = line.join(0.5, 80.0)
+    line.reach(earlier, 0.6, 80.0)
+    first, second = line.join(1.0, 300.0), line.join(1.1, 200.0)
+    line.reach(first, 1.5, 300.0)
+    assert line.reach(second, 1.5, 200.0) == Turn(500.0, 0.5, was_idle=True)
+
+
+@pytest.mark.parametrize("samples", [1, 4, 16])
+def test_prompts_that_come_at_once_and_share_steps_teach_the_speed_of_the_engine(samples: int) -> None:
+    true_s, chance = 4e-5, np.random.default_rng(1)
+    line, pace = Line(), Pace()
+    for step in range(30):
+        lengths = chance.uniform(500.0, 3_000.0, 4)
+        tokens = [length if n == 0 else 16.0 for length in lengths for n in range(samples)]
+        first_at = step + sum(tokens) * true_s
+        records = [(first_at + float(chance.exponential(0.1)), line.join(step, each), each) for each in tokens]
+        for _, place, each in sorted(records, key=lambda record: record[0]):
+            turn = line.reach(place, first_at, each)
+            if turn is not None:
+                pace.learn(turn.tokens, turn.seconds, 1e-4)
+    assert 0.9 * true_s < pace.s_per_token < 1.3 * true_s
 
 
 def test_work_ahead_of_which_nothing_is_known_yet_counts_as_believed() -> None:

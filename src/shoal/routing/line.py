@@ -2,7 +2,8 @@
 
 Owns no clock and no belief about speed, so that what it says of an endpoint's speed does not depend on what was thought
 of it before.  Engines prefill in the order of arrival; a request that waits is served from the moment when the one
-before it had its first token, and one that finds nobody waiting from its own arrival.
+before it had its first token, and one that finds nobody waiting from its own arrival.  What is prefilled in one step
+has its first tokens together, and is one turn.
 """
 
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from typing import NamedTuple
 _KEPT = 128
 # How many places a look back may pass.
 _LOOKED_AT = 64
+# First tokens that come so close to each other are of one step of the engine: even small models take longer for one.
+STEP_S = 0.001
 # Beside this share of its own work, work that may or may not have been ahead of a request does not matter.
 _NEGLIGIBLE = 0.25
 
@@ -72,16 +75,32 @@ class Line:
         own = place.number - self._gone
         if own < 0:
             return None
-        work, joined_at = tokens, place.joined_at
+        work, unknown, began_at, joined_at = tokens + self._beside(own, first_at), 0.0, first_at, place.joined_at
         for before in reversed(self._places[max(0, own - _LOOKED_AT) : own]):
             at = before.first_at
             if at is None:
-                if before.left_at is None or before.left_at > joined_at:
-                    work += before.tokens
+                if before.left_at is None or before.left_at > place.joined_at:
+                    unknown += before.tokens
+            elif abs(at - began_at) <= STEP_S:
+                work, began_at, joined_at = work + before.tokens, min(at, began_at), before.joined_at
             elif at <= first_at:
                 if at >= joined_at:
-                    return Turn(work, first_at - at, was_idle=False)
+                    return Turn(work + unknown, first_at - at, was_idle=False)
                 break
-        if work - tokens > _NEGLIGIBLE * tokens:
+        if unknown > _NEGLIGIBLE * work:
             return None
-        return Turn(work, first_at - joined_at, was_idle=True)
+        return Turn(work + unknown, first_at - joined_at, was_idle=True)
+
+    def _beside(self, own: int, first_at: float) -> float:
+        """Return the work behind a place that was done in the same step: up to the last one that is known to be."""
+        work = between = 0.0
+        for behind in self._places[own + 1 : own + 1 + _LOOKED_AT]:
+            if behind.joined_at > first_at:
+                break
+            between += behind.tokens
+            if behind.first_at is None:
+                continue
+            if abs(behind.first_at - first_at) > STEP_S:
+                break
+            work, between = work + between, 0.0
+        return work
