@@ -106,7 +106,10 @@ class SegmentCache:
 
     def make_room(self) -> None:
         """Forget idle blocks until all fit."""
-        excess = math.ceil(self._idle_blocks - self.room)
+        over = self._idle_blocks + self.held + self.private - self.capacity
+        if over <= 0:
+            return
+        excess = math.ceil(over)
         while excess > 0 and self._idle:
             segment = next(iter(self._idle))
             count = min(segment.size, excess)

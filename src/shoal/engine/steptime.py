@@ -84,11 +84,17 @@ class StepTime:
 
     def pace(self, *, sequences: int, context_tokens: int) -> "Pace":
         """Return how decode steps that follow each other get longer; context_tokens: of the first one."""
-        first_s, second_s = (
-            self.seconds(sequences=sequences, tokens=sequences, context_tokens=context, pairs=context + sequences / 2)
-            for context in (context_tokens, context_tokens + sequences)
+        fixed_s = self._overhead_s + sequences * self._s_per_sequence
+        weights_s, pairs = self._read_s(sequences), context_tokens + sequences / 2
+        first_s = max(
+            sequences * self._s_per_token + pairs * self._s_per_pair,
+            weights_s + context_tokens * self._s_per_kv_token,
         )
-        return Pace(first_s, second_s - first_s)
+        second_s = max(
+            sequences * self._s_per_token + (pairs + sequences) * self._s_per_pair,
+            weights_s + (context_tokens + sequences) * self._s_per_kv_token,
+        )
+        return Pace((first_s + fixed_s) / self._speculation, (second_s - first_s) / self._speculation)
 
 
 class Pace(NamedTuple):

@@ -75,7 +75,7 @@ class Changes:
         self._scheduler = scheduler
 
     def handle(self, event: Event, now: float) -> None:
-        """Apply an event that concerns endpoints; others change nothing."""
+        """Apply an event that concerns endpoints, other than a reading; others change nothing."""
         if self._started_at is None:
             self._started_at = now
         match event:
@@ -89,8 +89,6 @@ class Changes:
             case KvStreamChanged():
                 if self._fleet.get(event.endpoint_id) is not None:
                     self._exact.changed(event)
-            case LoadSeen():
-                self._load_seen(event, now)
             case ModelsSeen():
                 self._models_seen(event)
             case EndpointJoined():
@@ -143,7 +141,10 @@ class Changes:
             self._index.clear(member.slot)
             self._exact.cleared(event)
 
-    def _load_seen(self, event: LoadSeen, now: float) -> None:
+    def load_seen(self, event: LoadSeen, now: float) -> None:
+        """Take one reading of an endpoint's metrics."""
+        if self._started_at is None:
+            self._started_at = now
         member = self._fleet.get(event.endpoint_id)
         if member is None:
             return

@@ -31,6 +31,7 @@ from shoal.routing.events import (
     Evicted,
     Fetched,
     FetchFailed,
+    LoadSeen,
     PeerJoined,
     PeerLeft,
     PeerSynced,
@@ -127,6 +128,9 @@ class Router:
 
     def _step(self, event: Event, now: float) -> list[Command]:
         match event:
+            case LoadSeen():
+                # The most frequent one by far.
+                self._changes.load_seen(event, now)
             case Arrived():
                 return self._arrived(event, now)
             case Ended():

@@ -103,6 +103,7 @@ class Cluster:
             each.id: Node(n, each, self.loop, self._answered, self._cached, store)
             for n, each in enumerate(config.nodes)
         }
+        self._scraped = [(name, node, self._told(node)) for name, node in self._nodes.items()]
         self._by_address = {node.endpoint.address: node for node in self._nodes.values()}
         self._flights: dict[str, Flight] = {}
         self._pending = 0
@@ -139,11 +140,14 @@ class Cluster:
             self._begin(self._idle.popleft())
         self._scrape()
         thresholds = gc.get_threshold()
-        # A run makes many objects that live long and none that only the collector would find.
+        # A run makes many objects that live long and none that only the collector would find; those from before it need
+        # not be looked at.
         gc.set_threshold(200_000, *thresholds[1:])
+        gc.freeze()
         try:
             self.loop.run(lambda: self._pending == 0)
         finally:
+            gc.unfreeze()
             gc.set_threshold(*thresholds)
 
     def _expect(self) -> None:
@@ -248,15 +252,15 @@ class Cluster:
         if timeline is not None:
             held = sum(flight.node is None and not flight.prefill for flight in self._flights.values())
             timeline.tick(self.loop.now, held)
-        for node in self._nodes.values():
+        for name, node, pickers in self._scraped:
             if node.is_up:
                 signals = node.signals()
                 if timeline is not None:
-                    timeline.see(node.config.id, signals)
-                self._told(node).tell_all(events.LoadSeen(node.config.id, signals))
-        for pickers in (self._pickers, self._prefillers):
-            if pickers is not None:
-                pickers.follow_all()
+                    timeline.see(name, signals)
+                pickers.tell_all(events.LoadSeen(name, signals))
+        for each in (self._pickers, self._prefillers):
+            if each is not None:
+                each.follow_all()
         if self._pending:
             self.loop.after(self.config.scrape_s, Rank.NEWS, self._scrape)
 

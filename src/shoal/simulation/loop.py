@@ -39,8 +39,11 @@ class Loop:
         heapq.heappush(self._calls, (time, rank, self._count, call, arguments))
 
     def after(self, delay_s: float, rank: Rank, call: Callable[..., None], *arguments: Any) -> None:
-        """Have `call` made `delay_s` from now."""
-        self.at(self.now + delay_s, rank, call, *arguments)
+        """Have `call` made `delay_s` from now.  Raises ClockWentBack for a delay below 0."""
+        if delay_s < 0.0:
+            raise ClockWentBack(self.now + delay_s, self.now)
+        self._count += 1
+        heapq.heappush(self._calls, (self.now + delay_s, rank, self._count, call, arguments))
 
     def run(self, is_over: Callable[[], bool]) -> None:
         """Make the calls in order until nothing is planned or `is_over`."""

@@ -20,14 +20,33 @@ _UNITS_PER_BLOCK = BLOCK_TOKENS // UNIT_TOKENS
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
+_BY_30, _BY_27, _BY_31 = np.uint64(30), np.uint64(27), np.uint64(31)
+# Of the first units they are at hand: 128 KB for prompts of 262,144 tokens.
+_PLACES = np.arange(1 << 14, dtype=np.uint64) * _MIX_2
 _ENDS = np.array(REACH[1:], np.intp) * _UNITS_PER_BLOCK - 1
 
 
+def _mix(values: Hashes) -> None:
+    """Scatter 64-bit values in their place (splitmix64's finaliser)."""
+    values ^= values >> _BY_30
+    values *= _MIX_1
+    values ^= values >> _BY_27
+    values *= _MIX_2
+    values ^= values >> _BY_31
+
+
 def _mixed(values: Hashes) -> Hashes:
-    """Scatter 64-bit values (splitmix64's finaliser)."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX_1
-    values = (values ^ (values >> np.uint64(27))) * _MIX_2
-    return values ^ (values >> np.uint64(31))
+    """Return values scattered."""
+    values = values.copy()
+    _mix(values)
+    return values
+
+
+def _places(first: int, last: int) -> Hashes:
+    """Return what tells the units from place `first` to `last` (not included) apart."""
+    if last <= len(_PLACES):
+        return _PLACES[first:last].copy()
+    return np.arange(first, last, dtype=np.uint64) * _MIX_2
 
 
 class Prompt:
@@ -50,14 +69,16 @@ class Prompt:
     def chain(self) -> Hashes:
         """Hash n covers the first n + 1 units; what is left over has none."""
         if self._pieces:
-            keys = [
-                np.uint64(content * 0x9E3779B97F4A7C15 & _MASK) + np.arange(first, last, dtype=np.uint64) * _MIX_2
-                for content, first, last in self._pieces
-            ]
-            own = _mixed(np.concatenate(keys) if len(keys) > 1 else keys[0])
-            sums = np.cumsum(own, dtype=np.uint64) + self._sum
-            self._chain = np.concatenate((self._chain, _mixed(sums)))
+            start, end = self._pieces[0][1], self._pieces[-1][2]
+            sums = _places(start, end)
+            for content, first, last in self._pieces:
+                sums[first - start : last - start] += np.uint64(content * 0x9E3779B97F4A7C15 & _MASK)
+            _mix(sums)
+            np.add.accumulate(sums, out=sums)
+            sums += self._sum
             self._sum = sums[-1]
+            _mix(sums)
+            self._chain = np.concatenate((self._chain, sums))
             self._pieces = ()
         return self._chain
 
