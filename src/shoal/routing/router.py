@@ -32,11 +32,8 @@ from shoal.routing.events import (
     Fetched,
     FetchFailed,
     LoadSeen,
-    PeerJoined,
-    PeerLeft,
-    PeerSynced,
+    PeerEvent,
     PeerTaught,
-    PeerTold,
     Recorded,
     SessionAborted,
     Ticked,
@@ -150,7 +147,7 @@ class Router:
             case Ticked():
                 self._peers.expire(now)
                 return self._expire(now)
-            case PeerTold() | PeerJoined() | PeerSynced() | PeerTaught() | PeerLeft():
+            case _ if isinstance(event, PeerEvent):
                 self._peers.handle(event, now)
             case _:
                 self._changes.handle(event, now)
