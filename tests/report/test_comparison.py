@@ -2,9 +2,10 @@
 
 import math
 
+import msgspec
 import pytest
 
-from shoal.report.comparison import compare, interval, t_95
+from shoal.report.comparison import compare, interval, t_95, told
 from tests.report.runs import made
 
 
@@ -47,3 +48,12 @@ def test_policies_are_compared_at_the_same_load_and_partial_runs_left_out() -> N
     assert rows[1].cells["ttft_p50"].change == pytest.approx(1.0)
     assert len(compare([made("a", is_partial=True)])) == 1
     assert compare([]) == []
+
+
+def test_what_was_handed_over_is_told_where_engines_prefill_for_others() -> None:
+    plain = made()
+    assert "handed" not in {figure.key for figure in told([plain])}
+    split = plain._replace(result=msgspec.structs.replace(plain.result, prefilled_elsewhere=plain.result.requests // 2))
+    assert "handed" in {figure.key for figure in told([plain, split])}
+    (row,) = compare([split])
+    assert row.cells["handed"].mean == pytest.approx(100 * (plain.result.requests // 2) / plain.result.requests)

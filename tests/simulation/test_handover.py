@@ -185,3 +185,25 @@ def test_a_client_that_leaves_is_on_nobodys_books(at_s: float) -> None:
 def test_what_cannot_be_is_said(fleet: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read_experiment(CHATS + fleet, "test")
+
+
+def test_no_router_is_told_how_long_an_answer_will_be_before_it_has_ended() -> None:
+    secret = 123_457
+    told: dict[int, list[bytes]] = {0: [], 1: []}
+
+    def watch(number: int, _now: float, event: Event, _made: list[Command]) -> None:
+        told[number].append(msgspec.json.encode(event))
+
+    class Over(Exception):
+        pass
+
+    def over() -> None:
+        raise Over
+
+    nodes = nodes_of(read_experiment("workload: {shape: hot}\n" + SPLIT, "test"))
+    cluster = Cluster(ClusterConfig(nodes=nodes, seed=1), on_step=watch)
+    cluster.loop.at(30.0, Rank.WORLD, over)
+    with pytest.raises(Over):
+        cluster.run([talk(Turn(prompt_of(2_000 + 100 * n), secret), at_s=0.1 * n) for n in range(40)])
+    assert all(len(each) > 100 for each in told.values())
+    assert not any(str(secret).encode() in each for said in told.values() for each in said)

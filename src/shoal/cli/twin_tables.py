@@ -22,7 +22,7 @@ _WIDE = 130
 _SHOWN = ("ttft_p50", "ttft_p95", "failed", "regret", "slo", "hit", "e2e_p95", "tokens")
 _NARROW = 6
 # Where there is room.
-_MORE = ("ttft_p99", "tpot_p95", "imbalance")
+_MORE = ("ttft_p99", "tpot_p95", "handed", "imbalance")
 
 
 def show(console: Console, runs: Sequence[Run], load_unit: str) -> None:

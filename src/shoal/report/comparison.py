@@ -35,6 +35,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("e2e_p95", "e2e p95 s", lambda run: run.e2e_p95_s, 2, -1),
     Figure("hit", "hit %", lambda run: run.hit_ratio * 100, 1, 1),
     Figure("imbalance", "imbalance", lambda run: run.imbalance, 2, 0),
+    Figure("handed", "handed over %", lambda run: run.prefilled_elsewhere / max(1, run.requests) * 100, 1, 0),
     Figure("tokens", "tokens/s", lambda run: run.output_tokens_per_s, 0, 1),
     Figure("requests", "requests/s", lambda run: run.requests_per_s, 2, 1),
     Figure("slo", "SLO met %", lambda run: run.slo_ratio * 100, 1, 1),
@@ -44,12 +45,17 @@ FIGURES: tuple[Figure, ...] = (
 
 
 def told(runs: Sequence[Run]) -> tuple[Figure, ...]:
-    """Return the figures that say something of these runs: SLOs where a client has one, regret with a reference."""
+    """Return the figures that say something of these runs.
+
+    SLOs where a client has one, regret with a reference, what was handed over where an engine prefilled for another.
+    """
     absent = set()
     if not any(run.result.slo_requests for run in runs):
         absent.add("slo")
     if all(run.result.regret_ratio is None for run in runs):
         absent.add("regret")
+    if not any(run.result.prefilled_elsewhere for run in runs):
+        absent.add("handed")
     return tuple(figure for figure in FIGURES if figure.key not in absent)
 
 
