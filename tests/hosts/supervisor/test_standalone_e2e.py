@@ -141,6 +141,19 @@ def test_an_engine_that_is_asked_for_tokens_gets_its_key(tmp_path: Path) -> None
             picker.end()
 
 
+def test_status_warns_of_an_engine_whose_load_the_picker_cannot_read(
+    alone: Alone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engines(tmp_path / "mute", ["--no-metrics"]) as (mute,):
+        assert main(["endpoint", "add", mute.url, *alone.flags]) == 0
+
+        def warned() -> bool:
+            assert main(["status", "--once", "--interval", "0.1", *alone.flags]) == 0
+            return f"the load of {mute.url} is not known: /metrics: HTTP 404" in capsys.readouterr().out
+
+        until(warned, why=lambda: alone.said("picker"))
+
+
 def test_sigterm_ends_the_picker_and_its_sockets(alone: Alone) -> None:
     alone.picker.send_signal(signal.SIGTERM)
     assert alone.picker.wait(60.0) == 0
