@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from shoal.hosts.admin import ADMIN_SOCKET, EndpointPicture, PoolPicture, WorkerPicture
 from shoal.hosts.supervisor.answers import Aborted, Explained, PoolAnswers
@@ -12,7 +13,7 @@ from shoal.hosts.supervisor.orders import Carried, EndpointOrder, NotFound
 from shoal.hosts.supervisor.server import AdminServer
 from shoal.routing.events import SessionAborted
 
-EXPLANATION = {
+EXPLANATION: dict[str, Any] = {
     "picker": "0",
     "request_id": "ab12-7",
     "client_id": "mine-1",
@@ -39,6 +40,35 @@ EXPLANATION = {
     "completion_tokens": 50,
     "is_estimated": False,
     "is_cut": False,
+}
+
+
+WAITING: dict[str, Any] = {
+    "picker": "0",
+    "state": "waiting",
+    "request_id": "waits-1",
+    "client_id": "",
+    "api": "chat",
+    "model": "m",
+    "tenant": "me",
+    "prompt_tokens": 640,
+    "priority": 0,
+    "queue_s": 2.5,
+    "ahead": 15,
+    "ahead_by": [
+        {"priority": 10, "tenant": "a", "requests": 3},
+        {"priority": 0, "tenant": "batch", "requests": 11},
+    ],
+    "status": None,
+}
+REFUSED: dict[str, Any] = {
+    **WAITING,
+    "state": "refused",
+    "request_id": "refused-1",
+    "queue_s": 31.0,
+    "reason": "rejected-ttl-expired",
+    "message": "The request waited 31.0 s [in the queue].",
+    "retry_after_s": 4.0,
 }
 
 
@@ -88,8 +118,11 @@ class FakeAnswers(PoolAnswers):
         )
 
     async def explain(self, request_id: str) -> Explained:
-        found = [EXPLANATION] if request_id in ("ab12-7", "mine-1") else []
-        return Explained(request_id=request_id, found=found, silent=[] if found else ["1"])
+        known = (EXPLANATION, WAITING, REFUSED)
+        found = [each for each in known if request_id and request_id in (each["request_id"], each["client_id"])]
+        return Explained(
+            request_id=request_id, found=found, silent=[] if found else ["1"], renewed=[] if found else ["0"]
+        )
 
     async def abort(self, session: SessionAborted) -> Aborted:
         self.aborted.append(session)

@@ -6,9 +6,11 @@ import pytest
 from rich.console import Console
 
 from shoal.cli import main
-from shoal.cli.status import Rates, all_warnings, hit_ratio, queue_lines, render
+from shoal.cli.queues import MAX_TENANTS, queue_lines, seconds
+from shoal.cli.status import Rates, all_warnings, hit_ratio, render
 from shoal.hosts.admin import EndpointPicture, PoolPicture, WorkerPicture
-from shoal.hosts.admin.queues import BandPicture, FlowPicture, merge_flows
+from shoal.hosts.admin.queues import BandPicture, FlowPicture, TenantPicture, merge_flows
+from shoal.kernel.spans import count, quantile_s
 from tests.cli.fake_pool import FakePool
 
 
@@ -128,13 +130,32 @@ def test_what_was_refused_is_not_called_a_failed_request() -> None:
     assert "2 refused or failed" in page_at(80, PoolPicture(errors_total=2))[1]
 
 
-def test_the_queue_is_shown_by_band_with_who_waits_most() -> None:
+def counted(*times_s: float) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    count(times_s, counts)
+    return counts
+
+
+def two_workers() -> FlowPicture:
+    """What two workers say, as one; a third has no queue."""
     one = FlowPicture(
         is_on=True,
         requests=3,
         saturation=0.5,
         drain_per_s=2.0,
-        bands=[BandPicture(priority=0, requests=3, tenants={"a": 3})],
+        bands=[
+            BandPicture(
+                priority=0,
+                requests=3,
+                tenants={"a": 3},
+                longest_s=0.5,
+                waits={0: 19},
+                computed_tokens_per_s=300.0,
+                shares=[
+                    TenantPicture(tenant="a", weight=3.0, waiting=3, tokens_per_s=900.0, computed_tokens_per_s=300.0)
+                ],
+            )
+        ],
     )
     other = FlowPicture(
         is_on=True,
@@ -142,13 +163,60 @@ def test_the_queue_is_shown_by_band_with_who_waits_most() -> None:
         saturation=1.02,
         drain_per_s=2.5,
         bands=[
-            BandPicture(priority=0, requests=1200, tenants={"a": 200, "": 1000}),
-            BandPicture(priority=10, requests=1, tenants={"b": 1}),
+            BandPicture(
+                priority=0,
+                requests=1200,
+                tenants={"a": 200, "": 1000},
+                longest_s=12.5,
+                waits=counted(*[4.0] * 21),
+                computed_tokens_per_s=500.0,
+                shares=[
+                    TenantPicture(tenant="a", weight=3.0, waiting=200, tokens_per_s=300.0, computed_tokens_per_s=300.0),
+                    TenantPicture(tenant="", waiting=1000, tokens_per_s=250.0, computed_tokens_per_s=200.0),
+                ],
+            ),
+            BandPicture(priority=10, requests=1, tenants={"b": 1}, longest_s=0.02),
+            BandPicture(priority=-5),
         ],
     )
-    assert queue_lines(merge_flows([one, other, FlowPicture()])) == [
+    return merge_flows([one, other, FlowPicture()])
+
+
+def test_the_queue_is_shown_by_band_with_how_long_requests_wait() -> None:
+    assert queue_lines(two_workers()) == [
         "1,204 wait in the queue  4.5 leave a second  endpoints 102% full",
-        "  priority 10: 1 wait (b 1)",
-        "  priority 0: 1,203 wait (no tenant 1,000, a 203)",
+        "  band 10: 1 wait, the first for 20.0 ms",
+        f"  band 0: 1,203 wait, the first for 12.50 s; of late p50 {seconds(quantile_s(counted(4.0), 1.0))}, "
+        f"p95 {seconds(quantile_s(counted(4.0), 1.0))}",
     ]
     assert queue_lines(merge_flows([])) == []
+
+
+def test_tenants_are_shown_with_their_weight_and_share_over_all_workers() -> None:
+    lines = page_at(80, PoolPicture(flow=two_workers()))
+    head = next(place for place, line in enumerate(lines) if "COMPUTED/S" in line)
+    rows = [line.split() for line in lines[head + 1 : head + 3]]
+    assert lines[head].split() == ["BAND", "TENANT", "WAIT", "WEIGHT", "SHARE", "TOKENS/S", "COMPUTED/S"]
+    assert rows[0] == ["0", "a", "203", "3", "75%", "1,200", "600"]
+    assert rows[1] == ["0", "no", "tenant", "1,000", "-", "25%", "250", "200"]
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+
+
+def test_only_the_tenants_with_most_are_shown() -> None:
+    many = [TenantPicture(tenant=f"t{number:02}", computed_tokens_per_s=float(number)) for number in range(20)]
+    flow = merge_flows([FlowPicture(is_on=True, bands=[BandPicture(computed_tokens_per_s=190.0, shares=many)])])
+    page = page_at(80, PoolPicture(flow=flow))
+    assert [line.split()[1] for line in page[-MAX_TENANTS - 1 : -1]] == [f"t{number}" for number in range(19, 11, -1)]
+    assert page[-1].split()[1:] == ["12", "more"]
+
+
+def test_a_tenants_name_cannot_write_on_the_terminal() -> None:
+    evil = TenantPicture(tenant="x\x1b[2Jy[red]", waiting=1)
+    flow = merge_flows([FlowPicture(is_on=True, bands=[BandPicture(shares=[evil])])])
+    page = "\n".join(page_at(80, PoolPicture(flow=flow)))
+    assert "\x1b" not in page
+    assert "x?[2Jy[red]" in page
+
+
+def test_without_flow_control_there_is_no_queue_to_show() -> None:
+    assert "BAND" not in "\n".join(page_at(80, PoolPicture()))

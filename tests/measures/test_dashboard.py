@@ -53,3 +53,9 @@ def test_every_panel_has_a_place_of_its_own() -> None:
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
     assert len(set(places)) == len(places)
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
+
+
+def test_shares_and_waits_of_tenants_are_drawn() -> None:
+    by_tenant = [each for each in expressions() if re.search(r"by \([^)]*fairness_id", each)]
+    assert any("shoal_tenant_tokens_total" in each and 'kind="cached"' in each for each in by_tenant)
+    assert any("request_queue_duration_seconds_bucket" in each for each in by_tenant)

@@ -3,8 +3,8 @@ import pytest
 
 from shoal.kernel import ConfigError
 from shoal.pool import EndpointState, Outcome, Request
-from shoal.routing import Arrived, Configured, Ended, Recorded, Refuse
-from shoal.routing.commands import Forward, Hold
+from shoal.routing import Arrived, Configured, Ended, Recorded
+from shoal.routing.commands import Forward
 from shoal.routing.config import effective, load
 from shoal.routing.events import EndpointChanged, EndpointLeft, SessionAborted
 from shoal.routing.flowplan import LONGEST_WAIT_S
@@ -499,20 +499,6 @@ def test_a_record_after_the_end_settles_once() -> None:
     pool.feed(Recorded("a", Outcome(status=200)))
     pool.feed(Recorded("a", Outcome(status=200)))
     assert pool.router.status().flow.open_charges == 0
-
-
-def test_a_wait_is_explained() -> None:
-    pool = FlowPool(flow_of(1))
-    for name in "abc":
-        pool.ask(name)
-    assert isinstance(pool.told["c"][0], Hold)
-    pool.now += 2.0
-    pool.finish("a")
-    pool.finish("b")
-    found = pool.router.explanations.find("c")
-    assert found is not None
-    assert (found["queue_s"], found["ahead"], found["priority"]) == (2.0, 1, 0)
-    assert not any(isinstance(each, Refuse) for each in pool.told["c"])
 
 
 def test_aborting_a_session_ends_what_waits_of_it_too() -> None:

@@ -288,6 +288,34 @@ class Gate(RuleBasedStateMachine):
             assert (endpoint.inflight_requests, endpoint.inflight_uncached_tokens) == (0, 0)
         assert not pool.reserved
         self.each_budget_is_what_was_used()
+        self.one_more_of_each_kind_is_paid_for()
+
+    def one_more_of_each_kind_is_paid_for(self) -> None:
+        """After whatever came before, one answered, one that failed, and one that left cost what they should."""
+        pool = self.pool
+        for name in NAMES:
+            pool.feed(EndpointLeft(name))
+        pool.join("fresh", "10.0.1.1:80")
+        records = {
+            "answered": Outcome(
+                status=200, served_address="10.0.1.1:80", ttft_s=0.2, duration_s=1.0, prompt_tokens=900,
+                cached_tokens=100, completion_tokens=40,
+            ),
+            "failed": Outcome(status=503, served_address="10.0.1.1:80", is_upstream_failure=True),
+        }  # fmt: skip
+        left = pool.purses["a"].left
+        for name, state in (("answered", "sent"), ("failed", "sent"), ("left", "waits")):
+            assert pool.ask(name, "a", tokens=900) == state
+            self.each_budget_is_what_was_used()
+        assert pool.purses["a"].left == pytest.approx(left - 3 * (900 + 256))
+        pool.feed(Ended("left"))
+        self.each_budget_is_what_was_used()
+        for name, outcome in records.items():
+            pool.feed(Ended(name))
+            pool.feed(Recorded(name, outcome))
+            self.each_budget_is_what_was_used()
+        assert pool.purses["a"].left == pytest.approx(left - 940.0)
+        assert pool.router.status().flow.open_charges == 0
 
 
 TestGate = Gate.TestCase

@@ -82,7 +82,7 @@ def in_virtual_time(config: Path, asks: Sequence[Ask], engines: int = 1) -> dict
     find = cluster.routers[0].explanations.find
     # They are numbered as they come.
     names = {ask.name: f"r{number}" for number, ask in enumerate(asks, 1)}
-    return {name: Told(reasons.get(id, ""), find(id) or {}) for name, id in names.items()}
+    return {name: Told(reasons[id], {}) if id in reasons else Told("", find(id) or {}) for name, id in names.items()}
 
 
 def _session(ask: Ask) -> Session:

@@ -3,6 +3,7 @@
 Also what becomes of them when the fleet grows from nothing or shrinks under load.
 """
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +17,7 @@ import pytest
 
 from shoal.cli import main
 from tests.hosts.supervisor.pool_rig import body, until
+from tests.measures.test_dashboard import WORDS, expressions
 from tests.scenarios.backends import Backend, backend
 from tests.scenarios.engines import EngineProcess, backends, engines
 from tests.scenarios.pools import ScenarioPool, pool
@@ -64,15 +66,52 @@ def test_a_crowd_waits_and_is_served_and_what_is_too_much_is_told_when_to_come_b
     assert crowded.sample("llm_d_epp_flow_control_requests_total", outcome="Dispatched") == 4
     assert crowded.sample("llm_d_epp_flow_control_requests_total", outcome="RejectedCapacity") == 3
     assert queued(crowded) == 0
+    refused = next(number for number, answer in enumerate(answers) if answer.status_code == 429)
+    (found,) = crowded.client.explain(f"r{refused}")["found"]
+    assert (found["state"], found["reason"]) == ("refused", "rejected-saturated")
+    assert found["ahead_by"] == [{"priority": 0, "tenant": "", "requests": 4}]
+    (band,) = crowded.admin("/snapshot").json()["flow"]["bands"]
+    assert band["wait_p95_s"] >= band["wait_p50_s"] > 0
+    assert band["shares"][0]["share_ratio"] == 1.0
+    assert band["shares"][0]["computed_tokens_per_s"] > 0
 
 
-def test_a_client_that_leaves_while_it_waits_costs_nobody_anything(crowded: ScenarioPool) -> None:
-    busy = crowded.send("busy", "hello", 400)
+def test_what_the_dashboard_draws_is_on_the_metrics_page_of_a_pool_with_flow_control(crowded: ScenarioPool) -> None:
+    busy = crowded.send("busy", "hello", 4000)
+    until(lambda: crowded.client.picture().inflight == 1, 30)
+    with ThreadPoolExecutor(1) as client:
+        waits = client.submit(crowded.chat, "hello", 4)
+        until(lambda: queued(crowded) == 1, 30)
+        busy.close()
+        assert waits.result(60).is_success
+    crowded.idle()
+    page = crowded.admin("/metrics").text
+    families = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    asked = {name for expression in expressions() for name in WORDS.findall(expression)}
+    assert {name for name in asked if not {name, re.sub("_(bucket|sum|count)$", "", name)} & families} == set()
+    drawn = {line.split("{")[0] for line in page.splitlines() if not line.startswith("#")}
+    assert {name for name in asked if "flow_control" in name or "tenant" in name} <= drawn
+
+
+def test_a_client_that_leaves_while_it_waits_costs_nobody_anything(
+    crowded: ScenarioPool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = crowded.send("busy", "hello", 4000)
     until(lambda: crowded.client.picture().inflight == 1, 30)
     waiting = crowded.send("left", "hello", 4)
     until(lambda: queued(crowded) == 1, 30)
+    (found,) = crowded.client.explain("left")["found"]
+    assert (found["state"], found["ahead"], found["queue_s"] > 0) == ("waiting", 0, True)
+    capsys.readouterr()
+    assert main(["explain", "left", "--run-dir", str(crowded.run_dir)]) == 0
+    assert "in band 0, place 1: nobody ahead" in capsys.readouterr().out
+    assert main(["status", "--once", "--interval", "0.1", "--run-dir", str(crowded.run_dir)]) == 0
+    assert "band 0: 1 wait, the first for" in capsys.readouterr().out
     waiting.close()
     until(lambda: queued(crowded) == 0, 30)
+    (found,) = crowded.client.explain("left")["found"]
+    assert (found["state"], found["reason"]) == ("refused", "rejected-context-cancelled")
+    assert found["queue_s"] > 0
     assert crowded.sample("llm_d_epp_flow_control_requests_total", outcome="EvictedContextCancelled") == 1
     busy.close()
     assert crowded.chat("hello", 4).status_code == 200

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.queues import queue_lines, tenants_table
 from shoal.hosts.admin import EndpointPicture, NoPool, PoolClient, PoolPicture, find_pool
-from shoal.hosts.admin.queues import FlowPicture
 from shoal.hosts.admin.snapshots import SharedPicture
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Show the endpoints of a running pool: health, load, cache hits, requests/s.  BUSY: requests that\n"
         "the pool has there now; WAIT, RUN, KV: what the engine says of itself; HIT: share of prompt tokens found in\n"
         "its cache; CACHE: how far its KV events can be trusted; TTFT: mean time to the first byte.  A narrow\n"
-        "terminal gets fewer columns.",
+        "terminal gets fewer columns.  With flow control also the bands, how long requests wait there and waited in\n"
+        "the last minute, and the tenants: SHARE of the COMPUTED tokens of their band (prompts that no cache held,\n"
+        "and answers) in the last minute, beside their WEIGHT.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -135,7 +137,7 @@ class Rates:
 
 
 def render(picture: PoolPicture, rates: Rates, console: "Console") -> "RenderableType":
-    """Return the whole screen: the head, the endpoints, why some are not ready, the warnings.
+    """Return the whole screen: the head, the endpoints, the queue, why some are not ready, the warnings.
 
     A narrow console gets fewer columns.
     """
@@ -144,24 +146,12 @@ def render(picture: PoolPicture, rates: Rates, console: "Console") -> "Renderabl
 
     parts: list[Any] = [Text.from_markup(_head(picture, rates)), _fitting(picture, rates, console)]
     parts += [Text(line) for line in queue_lines(picture.flow)]
+    tenants = tenants_table(picture.flow)
+    parts += [tenants] if tenants is not None else []
     parts += [Text(f"{each.id}: {each.reason}", style="dim") for each in picture.endpoints if each.reason]
     parts += [Text(_peer(each), style="dim") for each in picture.peers]
     parts += [Text(f"! {warning}", style="yellow") for warning in all_warnings(picture)]
     return Group(*parts)
-
-
-def queue_lines(flow: FlowPicture) -> list[str]:
-    """Return what waits: a line for the queue, and one for each band in which somebody does."""
-    if not flow.is_on:
-        return []
-    full = f"endpoints {flow.saturation:.0%} full"
-    lines = [f"{flow.requests:,} wait in the queue  {flow.drain_per_s:.1f} leave a second  {full}"]
-    for band in flow.bands:
-        if band.requests:
-            most = sorted(band.tenants.items(), key=lambda item: -item[1])[:5]
-            named = ", ".join(f"{name or 'no tenant'} {count:,}" for name, count in most)
-            lines.append(f"  priority {band.priority}: {band.requests:,} wait ({named})")
-    return lines
 
 
 def all_warnings(picture: PoolPicture) -> list[str]:

@@ -37,9 +37,10 @@ class Band:
     """The requests of one priority in one lane.
 
     owed_tokens: by how much it is below its minimum share.  turns: says who goes next, and hears what requests cost.
+    waiting: the lines in which somebody waits by their tenant, in the order in which they came to be.
     """
 
-    __slots__ = ("_lines", "owed_tokens", "policy", "priority", "size", "turns")
+    __slots__ = ("_lines", "owed_tokens", "policy", "priority", "size", "turns", "waiting")
 
     def __init__(self, priority: int, policy: BandPolicy) -> None:
         self.priority = priority
@@ -47,6 +48,7 @@ class Band:
         self.size = 0
         self.owed_tokens = 0.0
         self._lines: dict[str, Line] = {}
+        self.waiting: dict[str, Line] = {}
         self.turns = policy.fairness.turns()
 
     def push(self, ticket: Ticket, now: float) -> None:
@@ -58,6 +60,8 @@ class Band:
                 self._lines = {name: each for name, each in self._lines.items() if each.size}
             line = self._lines[ticket.tenant_id] = Line(ticket.tenant_id)
         ticket.is_live = True
+        if not line.size:
+            self.waiting[ticket.tenant_id] = line
         line.size += 1
         self.size += 1
         if line.push(key, ticket) and line.head() is ticket:
@@ -68,6 +72,8 @@ class Band:
         line = self._lines[ticket.tenant_id]
         ticket.is_live = False
         line.left()
+        if not line.size:
+            del self.waiting[ticket.tenant_id]
         self.size -= 1
         if not self.size:
             self.owed_tokens = 0.0
@@ -78,11 +84,7 @@ class Band:
 
     def tickets(self) -> list[Ticket]:
         """Every request that waits, in no order."""
-        return [ticket for line in self._lines.values() for ticket in line]
-
-    def lines(self) -> list[Line]:
-        """The lines in which somebody waits."""
-        return [line for line in self._lines.values() if line.size]
+        return [ticket for line in self.waiting.values() for ticket in line]
 
 
 class Lane:

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from shoal.flow.bands import Band, BandPolicy, Lane
+from shoal.flow.ahead import Stay
+from shoal.flow.bands import BandPolicy, Lane
 from shoal.flow.drain import DrainRate
 from shoal.flow.lines import Ascending
 from shoal.flow.tickets import Ticket
 
 MAX_LANES = 1000
-MAX_TENANTS_SHOWN = 50
 
 
 class QueuePolicy(NamedTuple):
@@ -49,6 +49,14 @@ class Occupancy:
         self.policy = policy
         self.requests = 0
         self.size_bytes = 0
+
+
+class BandLine(NamedTuple):
+    """Who waits of one priority, over all lanes, by tenant.  since: arrival of who waits longest, None for nobody."""
+
+    requests: Mapping[str, int]
+    weights: Mapping[str, float]
+    since: float | None
 
 
 class Queue:
@@ -266,24 +274,40 @@ class Queue:
         """The first that came of those that wait."""
         return list(itertools.islice(self._live.values(), count))
 
-    def limits(self, priority: int) -> tuple[int, int]:
-        """How many requests and bytes of a priority may wait, 0 for no limit."""
-        policy = self._policy.of(priority)
-        return policy.max_requests, policy.max_bytes
+    @property
+    def policy(self) -> QueuePolicy:
+        """How requests wait."""
+        return self._policy
 
-    def tenants(self, priority: int) -> dict[str, int]:
-        """How many requests of each tenant wait in a band, of those with most."""
-        waiting: dict[str, int] = {}
-        for band in self.bands():
-            if band.priority == priority:
-                for line in band.lines():
-                    waiting[line.tenant_id] = waiting.get(line.tenant_id, 0) + line.size
-        most = sorted(waiting.items(), key=lambda item: (-item[1], item[0]))
-        return dict(most[:MAX_TENANTS_SHOWN])
+    def leaving(self, ticket: Ticket, ahead: int) -> Stay:
+        """What is kept of a request that leaves now.  ahead: how many were there before it."""
+        return Stay(ticket.lane, ticket.priority, ticket.tenant_id, ticket.number, self._number, ahead)
 
-    def bands(self) -> list[Band]:
-        """Every band of every lane."""
-        return [band for lane in self._lanes.values() for band in lane.bands]
+    def turned_away(self, ticket: Ticket, ahead: int) -> Stay:
+        """What is kept of a request that came and could not wait."""
+        self._number += 1
+        return Stay(ticket.lane, ticket.priority, ticket.tenant_id, self._number, self._number, ahead)
+
+    def stays(self) -> list[Stay]:
+        """Everybody who waits."""
+        return [Stay(each.lane, each.priority, each.tenant_id, each.number) for each in self._live.values()]
+
+    def find(self, request_id: str) -> Ticket | None:
+        """A request that waits, None when it does not."""
+        return self._live.get(request_id)
+
+    def waiting(self, priority: int) -> BandLine:
+        """Who waits of one priority."""
+        requests: dict[str, int] = {}
+        weights: dict[str, float] = {}
+        for lane in self._lanes.values():
+            band = lane.by_priority.get(priority)
+            for tenant_id, line in band.waiting.items() if band is not None else ():
+                head = line.head()
+                requests[tenant_id] = requests.get(tenant_id, 0) + line.size
+                weights[tenant_id] = head.weight if head is not None else 1.0
+        oldest = next((ticket for ticket in self._live.values() if ticket.priority == priority), None)
+        return BandLine(requests, weights, None if oldest is None else oldest.arrived_at)
 
     # ------------------------------------------------------------------ another policy
 

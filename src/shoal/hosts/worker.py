@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from aiohttp import web
 
+from shoal.hosts import bequest
 from shoal.hosts.backends import BackendsFile
 from shoal.hosts.driver import Driver
 from shoal.hosts.journal import JournalWriter
@@ -83,6 +84,7 @@ class Worker:
         self._follow_caches()
         asyncio.get_running_loop().call_soon(self._prepare)
         self._stopped = asyncio.Event()
+        self._leaves = False
 
     # ------------------------------------------------------------------ for those who build on it
 
@@ -195,6 +197,8 @@ class Worker:
             for watch in watches:
                 watch.cancel()
             await self._close()
+            if self._leaves:
+                self._bequeath()
             if self._tokens is not None:
                 await self._tokens.close()
             self.sharing.close()
@@ -203,14 +207,24 @@ class Worker:
             self.driver.close()
             self._tracer.close()
 
+    def _bequeath(self) -> None:
+        try:
+            bequest.write(bequest.path_of(Path(self._options.admin)), self.driver.router.explanations.newest())
+        except OSError as error:
+            log.warning("what is known of requests is lost with this worker: %s", error)
+
     async def _watch_parent(self, parent: int) -> None:
         while os.getppid() == parent:
             await asyncio.sleep(PARENT_CHECK_S)
         log.warning("the supervisor is gone; stopping")
         self._stopped.set()
 
-    async def _drain(self) -> None:
-        """Leave new requests to whoever takes over; end when those under way have ended."""
+    async def _drain(self, leaves: bool) -> None:
+        """Leave new requests to whoever takes over; end when those under way have ended.
+
+        leaves: whether what is known of requests stays for those who ask later.
+        """
+        self._leaves = leaves
         self.picker.draining.set()
         self._drain_task = asyncio.create_task(self._end_when_idle())
 

@@ -32,14 +32,15 @@ _json = msgspec.json.Encoder()
 class WorkerAdmin:
     """The pages.
 
-    on_event: told each event before the router.  on_drain: begins the drain.  cut: carries out commands, by minted ids,
-    and says how many of the requests there were.
+    on_event: told each event before the router.  on_drain: begins the drain, told whether what is known of requests is
+    to be left for those who ask later.  cut: carries out commands, by minted ids, and says how many of the requests
+    there were.
     """
 
     def __init__(
         self,
         picker: Picker,
-        on_drain: Callable[[], Awaitable[None]],
+        on_drain: Callable[[bool], Awaitable[None]],
         on_event: Callable[[Event], None],
         sharing: Sharing,
         cut: Callable[[Mapping[str, Cut]], int],
@@ -94,7 +95,8 @@ class WorkerAdmin:
         return web.Response(text=render(families), content_type="text/plain")
 
     async def _explain(self, request: web.Request) -> web.Response:
-        found = self._picker.driver.router.explanations.find(request.match_info["request_id"])
+        driver = self._picker.driver
+        found = driver.router.explanations.find(request.match_info["request_id"], driver.now())
         if found is None:
             return web.json_response({"error": "unknown or too old request id"}, status=404)
         return web.Response(body=_json.encode(found), content_type="application/json")
@@ -137,6 +139,6 @@ class WorkerAdmin:
         cut = self._cut({command.request_id: command for command in commands if type(command) is Cut})
         return web.json_response({"requests": refused + cut})
 
-    async def _drain(self, _: web.Request) -> web.Response:
-        await self._on_drain()
+    async def _drain(self, request: web.Request) -> web.Response:
+        await self._on_drain(request.query.get("leaves") == "1")
         return web.json_response({"inflight": self._picker.driver.router.status().inflight})

@@ -12,7 +12,9 @@ from typing import Protocol
 import msgspec
 
 from shoal.flow import Lane, Queue, Ticket
+from shoal.flow.ahead import Stay
 from shoal.flow.queue import MAX_LANES
+from shoal.flow.recent import Recent
 from shoal.pool import Outcome, Refusal, RefusalReason, Request
 from shoal.routing import refusals
 from shoal.routing.books import Flight, expected_output_tokens
@@ -36,9 +38,9 @@ from shoal.routing.evictions import PATIENCE_S, Evictions, Mode
 from shoal.routing.fetches import PromptKeys
 from shoal.routing.fleet import Fleet
 from shoal.routing.flowplan import FlowPlan
+from shoal.routing.flowstatus import FlowStatus, flow_status
 from shoal.routing.models import ModelTable, Resolved
 from shoal.routing.room import Room, mean_of
-from shoal.routing.status import BandStatus, FlowStatus
 from shoal.routing.tenancy import Standing, Tenancy, slo_ttft_s, wait_limit_s
 from shoal.routing.whereabouts import Whereabouts
 
@@ -54,6 +56,7 @@ class Pending(msgspec.Struct, eq=False, gc=False):
     """A request that can be placed.
 
     keys: exact ones, none for the estimate.  ahead: how many went before it.  waited: told with it once it has.
+    stay: in the queue, once it leaves.
     """
 
     request: Request
@@ -64,6 +67,7 @@ class Pending(msgspec.Struct, eq=False, gc=False):
     priority: int = 0
     ahead: int = 0
     waited: Waited | None = None
+    stay: Stay | None = None
 
 
 class Sender(Protocol):
@@ -73,8 +77,8 @@ class Sender(Protocol):
         """Place a request on one of `rows` and book it, or say why not."""
         ...
 
-    def refuse(self, request: Request, refusal: Refusal, priority: int = 0, waited: Waited | None = None) -> Refuse:
-        """Count a refusal and return it."""
+    def refuse(self, request: Request, refusal: Refusal, pending: Pending | None = None) -> Refuse:
+        """Count a refusal and return it.  pending: what is known of its wait, where it could have waited."""
         ...
 
     def flight(self, request_id: str) -> Flight | None:
@@ -105,7 +109,8 @@ class Admission:
         self._candidates = candidates
         self._models = models
         self._peers = peers
-        self._charges = Charges()
+        self._recent = Recent()
+        self._charges = Charges(self._recent)
         self._evictions = Evictions()
         self._sessions: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
         self._plan: FlowPlan | None = None
@@ -155,7 +160,7 @@ class Admission:
         pending.priority = standing.priority
         wait_s = self._charges.open(request, standing, now) if standing.payer else 0.0
         if wait_s:
-            return [self._sender.refuse(request, refusals.over_budget(request, wait_s), pending.priority)]
+            return [self._sender.refuse(request, refusals.over_budget(request, wait_s), pending)]
         rows = self._candidates.rows(pending.resolved.target, request, now)
         plan, queue, room = self._plan, self._queue, self._room
         if plan is None or queue is None or room is None or not request.has_body:
@@ -174,10 +179,11 @@ class Admission:
                     return [sent]
                 if sent.reason is not RefusalReason.SATURATED:
                     return [self._turned_away(pending, self._behind(sent, ticket, now), now)]
+        pending.ahead = lane.ahead_of(ticket.priority)
         full = queue.full(ticket)
         if full:
+            pending.stay = queue.turned_away(ticket, pending.ahead)
             return [self._turned_away(pending, self._full(full, ticket, has_endpoints=len(rows) > 0, now=now), now)]
-        pending.ahead = lane.ahead_of(ticket.priority)
         # Where others wait already, one more of the same or a lower priority cannot go before them.
         self._has_news = not pending.ahead or self._evictions.has_any
         self._offer(ticket, rows, now)
@@ -195,6 +201,8 @@ class Admission:
         flight = self._sender.flight(request.id)
         if flight is not None:
             self._charges.sent(flight, ticket, self._queue, now)
+            if ticket is not None:
+                self._recent.waited(ticket.priority, now - pending.arrived_at, now)
             if pending.priority < 0 and self._plan is not None and self._plan.eviction is not Mode.NEVER:
                 self._evictions.sent(request.id, pending.priority, flight.decision.chosen[0], pending)
         if request.session_id:
@@ -404,6 +412,7 @@ class Admission:
         assert queue is not None
         pending: Pending = ticket.item
         pending.waited = self._waited(pending, now)
+        pending.stay = queue.leaving(ticket, pending.ahead)
         try:
             sent = self._sender.send(pending, rows, now)
         except Exception as error:
@@ -452,6 +461,7 @@ class Admission:
             # A plugin may have failed on it before it was sent.
             self._charges.dropped(request_id, now)
             return []
+        self._gone(ticket, now)
         refusal = Refusal(reason=RefusalReason.CLIENT_GONE, message="the client left while its request was queued")
         return [self._turned_away(ticket.item, refusal, now)]
 
@@ -463,7 +473,15 @@ class Admission:
         meant = [ticket for ticket in queue.oldest(len(queue)) if is_meant(ticket.item.request)]
         for ticket in meant:
             queue.take(ticket.request_id, now)
+            self._gone(ticket, now)
         return [self._turned_away(ticket.item, refusal, now) for ticket in meant]
+
+    def _gone(self, ticket: Ticket, now: float) -> None:
+        """Note that a request waits no more and was not sent."""
+        assert self._queue is not None
+        pending: Pending = ticket.item
+        pending.stay = self._queue.leaving(ticket, pending.ahead)
+        self._recent.waited(ticket.priority, now - ticket.arrived_at, now)
 
     def recorded(self, flight: Flight, outcome: Outcome, now: float) -> None:
         """Learn from the record of a request."""
@@ -494,7 +512,8 @@ class Admission:
     def _turned_away(self, pending: Pending, refusal: Refusal, now: float) -> Refuse:
         self._charges.dropped(pending.request.id, now)
         self._evictions.over(pending.request.id)
-        return self._sender.refuse(pending.request, refusal, pending.priority, self._waited(pending, now))
+        pending.waited = self._waited(pending, now)
+        return self._sender.refuse(pending.request, refusal, pending)
 
     def _waited(self, pending: Pending, now: float) -> Waited:
         request = pending.request
@@ -517,6 +536,7 @@ class Admission:
         assert self._queue is not None
         pending: Pending = ticket.item
         waited_s = now - pending.arrived_at
+        self._gone(ticket, now)
         if not len(self._rows(ticket, now)):
             nobody = self._candidates.nobody(pending.resolved.target)
             refusal = refusals.nobody(f"{nobody} The request waited {waited_s:.0f} s for one.")
@@ -531,29 +551,20 @@ class Admission:
         queue, plan = self._queue, self._plan
         if queue is None or plan is None or self._room is None:
             return FlowStatus()
-        levels = self._room.levels(now)
-        bands = [
-            BandStatus(
-                priority=priority,
-                requests=held.requests,
-                size_bytes=held.size_bytes,
-                max_requests=queue.limits(priority)[0],
-                max_bytes=queue.limits(priority)[1],
-                tenants=queue.tenants(priority),
-            )
-            for priority, held in sorted(queue.occupancy().items(), reverse=True)
-        ]
-        return FlowStatus(
-            is_on=True,
-            requests=len(queue),
-            size_bytes=queue.size_bytes,
-            max_requests=plan.queue.max_requests,
-            max_bytes=plan.queue.max_bytes,
-            bands=bands,
-            saturation=mean_of(levels),
-            drain_per_s=queue.drain_per_s(now),
-            open_charges=len(self._charges) + len(self._evictions),
-        )
+        saturation = mean_of(self._room.levels(now))
+        return flow_status(queue, self._recent, saturation, len(self._charges) + len(self._evictions), now)
+
+    def stays(self) -> list[Stay]:
+        """Everybody who waits."""
+        return self._queue.stays() if self._queue is not None else []
+
+    def waiting(self, name: str) -> Ticket | None:
+        """A request that waits, by its own or its client's id."""
+        queue = self._queue
+        if queue is None or not name:
+            return None
+        meant = [each for each in queue.oldest(len(queue)) if each.item.request.client_id == name]
+        return queue.find(name) or (meant[-1] if meant else None)
 
 
 _ANY = Request(id="")

@@ -6,6 +6,7 @@ Owns every reservation from the door until it is refunded or settled, and what w
 import msgspec
 
 from shoal.flow import Budgets, Queue, Reservation, Ticket
+from shoal.flow.recent import Recent
 from shoal.pool import Outcome, Request
 from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Flight
 from shoal.routing.tenancy import Standing
@@ -20,11 +21,15 @@ class _Charge(msgspec.Struct, eq=False, gc=False):
 
 
 class Charges:
-    """One per request that holds a reservation, or is in flight and was charged to its tenant's share."""
+    """One per request that holds a reservation, or is in flight and was charged to its tenant's share.
 
-    __slots__ = ("_by_id", "budgets")
+    recent: told what requests have used.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_by_id", "_recent", "budgets")
+
+    def __init__(self, recent: Recent) -> None:
+        self._recent = recent
         self.budgets = Budgets()
         self._by_id: dict[str, _Charge] = {}
 
@@ -91,8 +96,12 @@ class Charges:
                 self.budgets.commit(charge.reservation, prompt + completion, now)
             else:
                 self.budgets.refund(charge.reservation, now)
-        if charge.ticket is not None and queue is not None:
-            queue.correct(charge.ticket, uncached + completion - charge.tokens, now)
+        ticket = charge.ticket
+        if ticket is not None and queue is not None:
+            computed = uncached + completion
+            queue.correct(ticket, computed - charge.tokens, now)
+            if computed:
+                self._recent.used(ticket.priority, ticket.tenant_id, ticket.weight, prompt + completion, computed, now)
 
 
 def _used(flight: Flight, outcome: Outcome) -> tuple[float, float, float]:

@@ -1,21 +1,105 @@
-"""Why a request went where it went, kept for a while and for a bounded number of figures.
+"""Why a request went where it went, waits, or was refused, kept for a while and for a bounded number of figures.
 
-Owns the ring of recent decisions; the figures are the very columns that decided.  Holds no prompt text.
+Owns the rings of recent decisions and refusals; the figures are the very columns that decided.  Holds no prompt text.
 """
 
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import chain
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from shoal.pool import Decision
+from shoal.flow import Ticket
+from shoal.flow.ahead import Group, Stay, all_groups_ahead, groups_ahead, groups_before
+from shoal.pool import Decision, Refusal, Request
 from shoal.routing.books import Flight
+from shoal.routing.commands import Waited
 
 # 2,000,000 float64 figures are 16 MB; a pool of 4 endpoints keeps tens of thousands of requests, one of 1,000 hundreds.
 MAX_FIGURES = 2_000_000
 MAX_REQUESTS = 10_000
+MAX_REFUSED = 5_000
+
+T = TypeVar("T")
 
 
-def explain(flight: Flight) -> dict[str, Any]:
-    """Return plain values for JSON: candidates, scores, weights, total, choice, and the outcome once recorded."""
+class Gate(Protocol):
+    """Where requests wait."""
+
+    def waiting(self, name: str) -> Ticket | None:
+        """A request that waits, by its own or its client's id."""
+        ...
+
+    def stays(self) -> list[Stay]:
+        """Everybody who waits."""
+        ...
+
+
+class Refused(NamedTuple):
+    """A request that was refused by the router.  waited: how long before that, None where it could not wait.
+    stay: in the queue, None where it was not kept from it by others."""
+
+    request: Request
+    refusal: Refusal
+    priority: int
+    waited: Waited | None
+    stay: Stay | None
+    at: float
+
+
+def _asked(request: Request) -> dict[str, Any]:
+    """What was asked for."""
+    return {
+        "request_id": request.id,
+        "client_id": request.client_id,
+        "api": str(request.api),
+        "model": request.model,
+        "tenant": request.tenant_id,
+        "prompt_tokens": request.prompt_tokens,
+    }
+
+
+def _stood(priority: int, queue_s: float | None, ahead: int, groups: Sequence[Group]) -> dict[str, Any]:
+    """Where it stands in the queue, or stood when it came.  ahead: requests; ahead_by: the larger groups of them."""
+    return {
+        "priority": priority,
+        "queue_s": queue_s,
+        "ahead": ahead,
+        "ahead_by": [
+            {"priority": group.priority, "tenant": group.tenant_id, "requests": group.requests} for group in groups
+        ],
+    }
+
+
+def explain_waiting(request: Request, stay: Stay, waited_s: float | None, stays: Iterable[Stay]) -> dict[str, Any]:
+    """Return plain values for JSON of a request that waits.  stays: of all that do."""
+    ahead, groups = groups_before(stay, stays)
+    stood = _stood(stay.priority, waited_s, ahead, groups)
+    return {"state": "waiting", **_asked(request), **stood, "status": None}
+
+
+def explain_refused(refused: Refused, groups: Sequence[Group]) -> dict[str, Any]:
+    """Return plain values for JSON of a request that was refused.  groups: ahead of it when it came."""
+    refusal, waited, stay = refused.refusal, refused.waited, refused.stay
+    stood = _stood(
+        refused.priority, waited.queue_s if waited is not None else 0.0, stay.ahead if stay is not None else 0, groups
+    )
+    return {
+        "state": "refused",
+        **_asked(refused.request),
+        **stood,
+        "reason": str(refusal.reason),
+        "message": refusal.message,
+        "retry_after_s": refusal.retry_after_s,
+        "status": None,
+    }
+
+
+def explain(flight: Flight, groups: Sequence[Group]) -> dict[str, Any]:
+    """Return plain values for JSON: candidates, scores, weights, total, choice, and the outcome once recorded.
+
+    groups: ahead of it when it came.
+    """
     request, decision, outcome, matched = flight.request, flight.decision, flight.outcome, flight.matched
     candidates = [
         {
@@ -31,13 +115,12 @@ def explain(flight: Flight) -> dict[str, Any]:
         for candidate, ttft_s, tpot_s in zip(candidates, noted.ttft_s.tolist(), noted.tpot_s.tolist(), strict=True):
             candidate |= {"predicted_ttft_s": ttft_s, "predicted_tpot_s": tpot_s}
     forecast = noted.forecast if noted is not None else None
+    ahead = flight.stay.ahead if flight.stay is not None else 0
     return {
-        "request_id": request.id,
-        "client_id": request.client_id,
-        "api": str(request.api),
-        "model": request.model,
+        "state": "sent",
+        **_asked(request),
+        **_stood(flight.priority, flight.dispatched_at - flight.arrived_at, ahead, groups),
         "target_model": flight.target_model,
-        "prompt_tokens": request.prompt_tokens,
         "prompt_blocks": flight.expectation.total if flight.expectation else 0,
         "dispatched_at": flight.dispatched_at,
         "profile": decision.profile,
@@ -45,9 +128,6 @@ def explain(flight: Flight) -> dict[str, Any]:
         "dropped": [list(entry) for entry in decision.dropped],
         "candidates": candidates,
         "chosen": list(decision.chosen),
-        "priority": flight.priority,
-        "ahead": flight.ahead,
-        "queue_s": flight.dispatched_at - flight.arrived_at,
         "served": flight.served_id,
         "status": outcome.status if outcome else None,
         "attempts": outcome.attempts if outcome else None,
@@ -66,41 +146,107 @@ def explain(flight: Flight) -> dict[str, Any]:
     }
 
 
-class Explanations:
-    """The recent decisions, oldest dropped first."""
+class _Ring(Generic[T]):
+    """Entries by the id of their request, and the latest one by its client's; the oldest goes first."""
 
-    __slots__ = ("_by_client_id", "_by_id", "_figures")
+    __slots__ = ("_by_client_id", "by_id")
 
     def __init__(self) -> None:
         # A plain dict would walk over all that was dropped before to find the oldest.
-        self._by_id: OrderedDict[str, Flight] = OrderedDict()
+        self.by_id: OrderedDict[str, T] = OrderedDict()
         self._by_client_id: dict[str, str] = {}
+
+    def keep(self, request: Request, entry: T) -> T | None:
+        """Add an entry; returns the one of the same request that it replaces."""
+        before = self.by_id.pop(request.id, None)
+        self.by_id[request.id] = entry
+        if request.client_id:
+            self._by_client_id[request.client_id] = request.id
+        return before
+
+    def drop(self, request: Request) -> None:
+        """Forget an entry."""
+        del self.by_id[request.id]
+        if self._by_client_id.get(request.client_id) == request.id:
+            del self._by_client_id[request.client_id]
+
+    def first(self) -> T:
+        """The oldest entry."""
+        return next(iter(self.by_id.values()))
+
+    def find(self, name: str) -> T | None:
+        """An entry by the id of its request or its client's."""
+        return self.by_id.get(name) or self.by_id.get(self._by_client_id.get(name, ""))
+
+
+class Explanations:
+    """The recent decisions and refusals, oldest dropped first.  A flood of refusals drops no decision.
+
+    gate: gives the queue of now, None where there is none.
+    """
+
+    __slots__ = ("_figures", "_gate", "_refused", "_sent")
+
+    def __init__(self, gate: Callable[[], Gate | None] = lambda: None) -> None:
+        self._gate = gate
+        self._sent: _Ring[Flight] = _Ring()
+        self._refused: _Ring[Refused] = _Ring()
         self._figures = 0
 
     def keep(self, flight: Flight) -> None:
         """Remember a decision; what is learned of its flight later is seen too."""
-        request = flight.request
-        before = self._by_id.pop(request.id, None)
+        before = self._sent.keep(flight.request, flight)
         if before is not None:
             self._figures -= _size(before.decision)
-        self._by_id[request.id] = flight
-        if request.client_id:
-            self._by_client_id[request.client_id] = request.id
         self._figures += _size(flight.decision)
-        while self._figures > MAX_FIGURES or len(self._by_id) > MAX_REQUESTS:
-            self._drop_oldest()
+        while self._figures > MAX_FIGURES or len(self._sent.by_id) > MAX_REQUESTS:
+            oldest = self._sent.first()
+            self._figures -= _size(oldest.decision)
+            self._sent.drop(oldest.request)
 
-    def _drop_oldest(self) -> None:
-        request_id, dropped = self._by_id.popitem(last=False)
-        self._figures -= _size(dropped.decision)
-        client_id = dropped.request.client_id
-        if self._by_client_id.get(client_id) == request_id:
-            del self._by_client_id[client_id]
+    def refused(self, refused: Refused) -> None:
+        """Remember a refusal."""
+        ring = self._refused
+        ring.keep(refused.request, refused)
+        if len(ring.by_id) > MAX_REFUSED:
+            ring.drop(ring.first().request)
 
-    def find(self, request_id: str) -> dict[str, Any] | None:
-        """The explanation of a request by its minted or its client's id; None when it is unknown or too old."""
-        flight = self._by_id.get(request_id) or self._by_id.get(self._by_client_id.get(request_id, ""))
-        return explain(flight) if flight else None
+    def find(self, request_id: str, now: float | None = None) -> dict[str, Any] | None:
+        """What is known of a request by its minted or its client's id, the latest; None when unknown or too old.
+
+        now: without it nothing is said of how long one has waited that still does.
+        """
+        gate = self._gate()
+        ticket = gate.waiting(request_id) if gate is not None else None
+        waiting = gate.stays() if gate is not None else []
+        if ticket is not None:
+            stay = Stay(ticket.lane, ticket.priority, ticket.tenant_id, ticket.number)
+            return explain_waiting(ticket.item.request, stay, None if now is None else now - ticket.arrived_at, waiting)
+        flight, refused = self._sent.find(request_id), self._refused.find(request_id)
+        if refused is not None and (flight is None or flight.dispatched_at <= refused.at):
+            return explain_refused(refused, self._groups(refused.stay, waiting))
+        return explain(flight, self._groups(flight.stay, waiting)) if flight is not None else None
+
+    def newest(self) -> Iterator[dict[str, Any]]:
+        """All that is known, the latest first."""
+        groups = all_groups_ahead(self._stays())
+        sent: Iterable[Flight | Refused] = reversed(self._sent.by_id.values())
+        for each in merge(sent, reversed(self._refused.by_id.values()), key=_at, reverse=True):
+            ahead = groups[each.stay.number] if each.stay is not None else ()
+            yield explain_refused(each, ahead) if isinstance(each, Refused) else explain(each, ahead)
+
+    def _groups(self, stay: Stay | None, waiting: Iterable[Stay]) -> Sequence[Group]:
+        return groups_ahead(stay, chain(waiting, self._stays()))[1] if stay is not None else ()
+
+    def _stays(self) -> Iterator[Stay]:
+        """Those that have left the queue, as far as they are known."""
+        for each in chain[Flight | Refused](self._sent.by_id.values(), self._refused.by_id.values()):
+            if each.stay is not None:
+                yield each.stay
+
+
+def _at(entry: Flight | Refused) -> float:
+    return entry.at if isinstance(entry, Refused) else entry.dispatched_at
 
 
 def _size(decision: Decision) -> int:

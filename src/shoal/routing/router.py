@@ -39,7 +39,7 @@ from shoal.routing.events import (
     Ticked,
 )
 from shoal.routing.exact import ExactCaches, Held
-from shoal.routing.explain import Explanations
+from shoal.routing.explain import Explanations, Refused
 from shoal.routing.fetches import Fetches, PromptKeys
 from shoal.routing.fleet import Fleet, Member
 from shoal.routing.forecasts import Forecasts
@@ -93,7 +93,7 @@ class Router:
         self._returns = Returns(config.pool.agents.max_wait_s, self._fleet, self._index, self.outbox)
         self._lessons = Lessons(self._fleet, self._books, self._candidates, self._index, self._tail, self.outbox)
         self._peers = Peers(self._fleet, self._books, self._index, self._lessons, self._returns)
-        self.explanations = Explanations()
+        self.explanations = Explanations(lambda: self._admission)
         self._config = config
         self._scheduler = Scheduler(config.policy, chance)
         self._models.configure(config.pool.aliases, config.rewrites)
@@ -290,8 +290,7 @@ class Router:
         decision = self._returns.place(request, decision, view, now)
         member = fleet.at(decision.chosen[0])
         flight = Flight(request, resolved.target, hashes, decision, pending.arrived_at)
-        flight.dispatched_at = now
-        flight.priority, flight.ahead = pending.priority, pending.ahead
+        flight.dispatched_at, flight.priority, flight.stay = now, pending.priority, pending.stay
         if match is not None:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
@@ -338,9 +337,11 @@ class Router:
 
     # ------------------------------------------------------------------ refusals
 
-    def refuse(self, request: Request, refusal: Refusal, priority: int = 0, waited: Waited | None = None) -> Refuse:
+    def refuse(self, request: Request, refusal: Refusal, pending: Pending | None = None) -> Refuse:
         """Count a refusal and return it; a client that left is none."""
+        priority, waited, stay = (pending.priority, pending.waited, pending.stay) if pending else (0, None, None)
         self._errors_total += refusal.reason is not RefusalReason.CLIENT_GONE
+        self.explanations.refused(Refused(request, refusal, priority, waited, stay, self._now))
         return Refuse(request.id, refusal, request.api, priority, waited)
 
     def flight(self, request_id: str) -> Flight | None:
@@ -445,8 +446,7 @@ class Router:
         while waiting and waiting[0][1] not in self._flights:
             waiting.popleft()
         served = self._fleet.at_address(outcome.served_address) if outcome and outcome.served_address else None
-        served_id = served.endpoint.id if served else ""
-        flight.served_id = served_id
+        flight.served_id = served.endpoint.id if served else ""
         # The flight stays among the explanations; its blocks may be large and have taught what they could.
         flight.blocks = b""
         if outcome is not None and (outcome.is_upstream_failure or outcome.is_cut or outcome.status >= 500):

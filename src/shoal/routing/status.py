@@ -11,6 +11,7 @@ import msgspec
 from shoal.pool import EndpointState
 from shoal.pool.kvevents import KvState
 from shoal.routing.fleet import Fleet, Floats, Member
+from shoal.routing.flowstatus import FlowStatus as FlowStatus
 
 
 class PeerGauges(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,32 +20,6 @@ class PeerGauges(msgspec.Struct, frozen=True, kw_only=True):
     peers: int = 0
     bookings: int = 0
     ignored: int = 0
-
-
-class BandStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits of one priority.  max_*: 0 for no limit.  tenants: requests of those with most."""
-
-    priority: int
-    requests: int = 0
-    size_bytes: int = 0
-    max_requests: int = 0
-    max_bytes: int = 0
-    tenants: dict[str, int] = {}
-
-
-class FlowStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue.  saturation: mean over the endpoints, 1 is full.  drain_per_s: requests that were sent of late.
-    open_charges: requests that hold a reservation or a charge."""
-
-    is_on: bool = False
-    requests: int = 0
-    size_bytes: int = 0
-    max_requests: int = 0
-    max_bytes: int = 0
-    bands: list[BandStatus] = []
-    saturation: float = 0.0
-    drain_per_s: float = 0.0
-    open_charges: int = 0
 
 
 class ReturnGauges(msgspec.Struct, frozen=True, kw_only=True):

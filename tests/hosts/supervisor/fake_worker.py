@@ -1,7 +1,8 @@
 """A picker worker that only keeps what it is told: the admin API of a real one, over plain `http.server`.
 
 `python fake_worker.py --socket S --admin A --picker-id N [--crash-before-ready]`.  GET /told answers the types of the
-events it was sent, GET /shared what it was told of its siblings; POST /drain ends it.
+events it was sent, GET /shared what it was told of its siblings; POST /drain ends it, and with `leaves=1` it leaves the
+explanation of one request, `known-to-INCARNATION`.
 """
 
 import argparse
@@ -13,8 +14,11 @@ import socketserver
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import msgspec
+
+from shoal.hosts.bequest import path_of, write
 
 told: list[dict[str, object]] = []
 shared: list[dict[str, object]] = []
@@ -29,6 +33,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     picker = "0"
+    admin = Path()
 
     def address_string(self) -> str:
         return "unix"
@@ -86,8 +91,10 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/begin":
             shared.append({"begin": json.loads(body)})
             self.answer("begun")
-        elif self.path == "/drain":
+        elif self.path.startswith("/drain"):
             began["draining"] = True
+            if "leaves=1" in self.path:
+                write(path_of(self.admin), [{"request_id": f"known-to-{self.admin.stem[1:]}"}])
             self.answer("draining")
             threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
         elif self.path.startswith("/inflight/"):
@@ -106,6 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.crash_before_ready:
         sys.exit("cannot load")
     Handler.picker = args.picker_id
+    Handler.admin = Path(args.admin)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     service = socket.socket(socket.AF_UNIX)
     service.bind(args.socket)

@@ -120,6 +120,8 @@ def test_an_upgrade_under_load_replaces_every_worker_and_no_request_fails(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = {worker.pid for worker in pool.client.picture().workers}
+    pool.chat(request_id="before")
+    until(lambda: pool.client.explain("before")["found"][0]["status"] == 200, why=pool.said)
     with Load(pool) as load:
         until(lambda: load.done > 5)
         assert main(["up", "--upgrade", "--run-dir", str(pool.run_dir)]) == 0
@@ -129,6 +131,9 @@ def test_an_upgrade_under_load_replaces_every_worker_and_no_request_fails(
     assert "2 worker(s) replaced" in capsys.readouterr().out
     until(lambda: not old & {worker.pid for worker in pool.client.picture().workers}, why=pool.said)
     assert until(lambda: len(pool.client.picture().workers) == 2)
+    (found,) = pool.client.explain("before")["found"]
+    assert (found["is_replaced"], found["client_id"], found["status"]) == (True, "before", 200)
+    assert found["candidates"]
 
 
 def test_an_upgrade_lets_an_answer_end_that_takes_longer_than_the_drain_at_the_end(plane: str, tmp_path: Path) -> None:

@@ -24,15 +24,20 @@ def test_the_directory_is_private_and_says_who_holds_it(tmp_path: Path) -> None:
     again.close()
 
 
-def test_sockets_of_a_dead_pool_are_cleared(tmp_path: Path) -> None:
+def test_sockets_and_bequests_of_a_dead_pool_are_cleared(tmp_path: Path) -> None:
     stale = tmp_path / "run" / ADMIN_SOCKET
     stale.parent.mkdir()
+    left = stale.with_name("w0.1.bequest")
+    left.touch()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(stale))
     run_dir = RunDir(stale.parent)
     run_dir.open()
     assert not stale.exists()
+    assert not left.exists()
+    left.touch()
     run_dir.close()
+    assert not left.exists()
 
 
 def test_a_directory_that_others_could_enter_is_closed_to_them(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Scene:
         pickers = [str(number) for number in range(count)]
         self.workers = Workers(pickers, run_dir, self.command, self.door, self.ledger)
         self.workers.on_lost(self.lost.append)
-        self.answers = PoolAnswers(self.workers.seats, PoolPicture)
+        self.answers = PoolAnswers(self.workers.seats, PoolPicture, bequests=self.workers.bequests)
 
     def command(self, picker: str, incarnation: str, admin: Path) -> Sequence[str]:
         flags = [*self.door.flags(picker, incarnation), "--admin", str(admin), "--picker-id", picker]
@@ -110,6 +110,7 @@ def test_a_killed_worker_is_back_with_the_whole_fleet(tmp_path: Path) -> None:
         assert await scene.told() == ["joined", "changed", "load"]
         assert scene.answering_pid() == process.child.pid != first_pid
         assert scene.lost == ["0.1"]
+        assert (await scene.answers.explain("of the dead one")).renewed == ["0"]
 
     play(tmp_path, act)
 
@@ -147,6 +148,33 @@ def test_an_upgrade_replaces_each_worker_without_a_moment_in_which_nobody_answer
         assert await scene.told(0) == ["joined", "changed", "load"]
 
     play(tmp_path, act, count=2)
+
+
+def test_what_a_replaced_worker_knew_is_told_until_the_next_one_is_replaced(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        for number in (1, 2):
+            assert (await scene.workers.upgrade(drain_timeout_s=30.0)).is_done
+            await until(lambda: len(scene.workers.processes) == 1)
+            name = f"known-to-0.{number}"
+            explained = await scene.answers.explain(name)
+            assert explained.found == [{"picker": "0", "is_replaced": True, "request_id": name}]
+            assert explained.renewed == []
+        assert (await scene.answers.explain("known-to-0.1")).found == []
+        assert [path.name for path in tmp_path.glob("*.bequest")] == ["w0.2.bequest"]
+        # One that is in service is asked first.
+        assert (await scene.answers.explain("mine-0")).found == [{"picker": "0", "request_id": "0"}]
+
+    play(tmp_path, act)
+
+
+def test_workers_that_end_with_their_pool_leave_nothing(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.serving()
+        assert await scene.workers.drain(30.0) == 0
+
+    play(tmp_path, act, count=2)
+    assert list(tmp_path.glob("*.bequest")) == []
 
 
 def test_an_upgrade_that_does_not_come_up_keeps_the_old_worker(tmp_path: Path) -> None:

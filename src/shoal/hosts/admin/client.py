@@ -44,7 +44,7 @@ class PoolClient:
         return self._good("GET", "/metrics").decode()
 
     def explain(self, request_id: str) -> dict[str, Any]:
-        """Return what the workers know of a request: `found` (a list, maybe empty) and `silent` pickers."""
+        """Return what the workers know of a request: `found` (a list, maybe empty), `silent` and `renewed` pickers."""
         _, body = self._ask("GET", f"/explain/{quote(request_id, safe='')}")
         explained: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
         return explained

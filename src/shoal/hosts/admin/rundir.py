@@ -79,7 +79,7 @@ class RunDir:
         self._descriptor = -1
 
     def open(self) -> None:
-        """Make the directory (mode 0700), lock it, and clear what a dead owner left of sockets and secrets."""
+        """Make the directory (mode 0700), lock it, and clear what a dead owner left, as `close` does."""
         longest = len(os.fsencode(self.path)) + 1 + _LONGEST_SOCKET_NAME_BYTES
         if longest > _LONGEST_SOCKET_PATH_BYTES:
             raise ConfigError(
@@ -96,7 +96,7 @@ class RunDir:
             raise ConfigError(f"cannot use run directory {self.path}: {error.strerror}; see --run-dir") from error
 
     def close(self) -> None:
-        """Remove sockets and secrets and let go of the lock.  Other files stay, for whoever looks into a crash."""
+        """Remove sockets, secrets and bequests, let go of the lock.  Other files stay for who looks into a crash."""
         if self._descriptor < 0:
             return
         self._clear()
@@ -108,7 +108,7 @@ class RunDir:
         return self.path / name
 
     def _clear(self) -> None:
-        for pattern in (*_SECRETS, "*.sock"):
+        for pattern in (*_SECRETS, "*.sock", "*.bequest"):
             for stale in self.path.glob(pattern):
                 stale.unlink(missing_ok=True)
 

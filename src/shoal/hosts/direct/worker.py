@@ -105,9 +105,12 @@ class Worker(AnyWorker):
     def _pages(self) -> WorkerAdmin:
         return Pages(self)
 
-    async def drain(self) -> None:
-        """Leave new requests to whoever takes over; end when those under way have ended."""
-        await self._drain()
+    async def drain(self, leaves: bool) -> None:
+        """Leave new requests to whoever takes over; end when those under way have ended.
+
+        leaves: whether what is known of requests stays for those who ask later.
+        """
+        await self._drain(leaves)
 
     def on_event(self, event: Event) -> None:
         """Take what an event says to the data plane; the router is told by the caller."""

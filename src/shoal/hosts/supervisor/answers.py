@@ -4,11 +4,14 @@ Asks every worker at once, and says so when one did not answer instead of failin
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 
+from shoal.hosts import bequest
 from shoal.hosts.admin import (
     PoolPicture,
     Snapshot,
@@ -43,11 +46,16 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """What the workers know of one request.  silent: pickers that did not answer."""
+    """What the workers know of one request.
+
+    silent: pickers that did not answer.  renewed: those that died once and were started anew: what the process before
+    knew is gone.
+    """
 
     request_id: str
     found: list[dict[str, Any]] = []
     silent: list[str] = []
+    renewed: list[str] = []
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +70,7 @@ class PoolAnswers:
 
     about: what the pool says of itself (url, pid, readiness, warnings); its sums are filled in here.
     families: the pool's own metrics, beside those of the workers.  waiting: endpoints that are not ready, with reasons.
+    bequests: by picker, what a worker that was replaced has left (`hosts.bequest`).
     """
 
     def __init__(
@@ -70,7 +79,9 @@ class PoolAnswers:
         about: Callable[[], PoolPicture],
         families: Callable[[], list[Family]] = list,
         waiting: Callable[[], Sequence[Waiting]] = tuple,
+        bequests: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
+        self._bequests = bequests
         self._seats = seats
         self._about = about
         self._families = families
@@ -130,7 +141,7 @@ class PoolAnswers:
         await self._read_counts(self._seats())
 
     async def explain(self, request_id: str) -> Explained:
-        """Ask every worker about one request."""
+        """Ask every worker about one request, and where none knows it look into what replaced ones have left."""
         seats = self._seats()
         silent: list[str] = []
 
@@ -148,7 +159,10 @@ class PoolAnswers:
         found = [
             {"picker": seat.picker, **answer} for seat, answer in zip(seats, answers, strict=True) if answer is not None
         ]
-        return Explained(request_id=request_id, found=found, silent=sorted(silent))
+        if not found:
+            found = await asyncio.to_thread(_left_of, request_id, dict(self._bequests))
+        renewed = sorted({seat.picker for seat in seats if seat.restarts})
+        return Explained(request_id=request_id, found=found, silent=sorted(silent), renewed=renewed)
 
     async def abort(self, session: SessionAborted) -> Aborted:
         """Have every worker end the requests of a session."""
@@ -174,6 +188,12 @@ class PoolAnswers:
             else:
                 self._counts.saw(seat.incarnation, page)
         return silent
+
+
+def _left_of(request_id: str, bequests: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """What replaced workers have left of a request."""
+    found = ((picker, bequest.find(path, request_id)) for picker, path in bequests.items())
+    return [{"picker": picker, "is_replaced": True, **left} for picker, left in found if left is not None]
 
 
 async def _ask_all(seats: Sequence[Seat], ask: Callable[[WorkerLink], Coroutine[Any, Any, T]]) -> list[T | None]:

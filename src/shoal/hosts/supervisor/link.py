@@ -89,12 +89,13 @@ class WorkerLink:
         """Have a worker of the direct plane accept clients."""
         await self._good("POST", "/serve")
 
-    async def drain(self, linger_s: float) -> None:
+    async def drain(self, linger_s: float, *, leaves: bool) -> None:
         """Ask the worker to finish its requests and end.
 
-        linger_s: how long one with clients of its own keeps their unused connections.
+        linger_s: how long one with clients of its own keeps their unused connections.  leaves: whether it leaves what
+        it knows of requests to those who ask later (`hosts.bequest`).
         """
-        await self._good("POST", f"/drain?linger_s={linger_s:g}")
+        await self._good("POST", f"/drain?linger_s={linger_s:g}&leaves={leaves:d}")
 
     async def close(self) -> None:
         """Let go of the connection."""

@@ -73,7 +73,11 @@ class RunningPool:
         self._vitals = Vitals(parts)
         self._operations = PoolOperations(parts, self._vitals)
         self._answers = PoolAnswers(
-            parts.workers.seats, self._vitals.about, self._vitals.families, lambda: self._vitals.roll().waiting
+            parts.workers.seats,
+            self._vitals.about,
+            self._vitals.families,
+            lambda: self._vitals.roll().waiting,
+            parts.workers.bequests,
         )
         self._admin = AdminServer(self._answers, self._operations, FleetOrders(parts.keeper))
         self._stop = asyncio.Event()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.hosts import logs
+from shoal.hosts.bequest import path_of
 from shoal.hosts.supervisor.answers import Seat
 from shoal.hosts.supervisor.backoff import Backoff
 from shoal.hosts.supervisor.children import Child
@@ -115,10 +116,11 @@ class WorkerProcess:
             restarts=self.child.restarts,
         )
 
-    async def drain(self, timeout_s: float, linger_s: float = _LINGER_S) -> int:
+    async def drain(self, timeout_s: float, linger_s: float = _LINGER_S, *, leaves: bool = True) -> int:
         """Let it finish its requests and end; cut short after `timeout_s`.  Returns how many were cut.
 
-        linger_s: how long unused connections of clients are kept, for a request that is on its way.
+        linger_s: how long unused connections of clients are kept, for a request that is on its way.  leaves: whether
+        somebody may ask about its requests later.
         """
         self.state = "draining"
         self.child.let_end()
@@ -127,11 +129,16 @@ class WorkerProcess:
         link, left = self._link, 0
         if link is not None:
             with contextlib.suppress(WorkerSilent):
-                await link.drain(linger_s)
+                await link.drain(linger_s, leaves=leaves)
                 if not await self.child.ended(timeout_s):
                     left = int((await link.snapshot()).inflight)
         await self.child.stop()
         return left
+
+    @property
+    def bequest(self) -> Path:
+        """Where the present process leaves what it knows of requests."""
+        return path_of(self._admin_socket())
 
     async def admit(self) -> None:
         """Let requests of its slot in.  Raises WorkerSilent."""
@@ -192,7 +199,7 @@ class Workers:
     """One slot per picker id, whose requests come in by `door`.
 
     env: added to the environment of each process.  spare: command of the process that waits to become a worker, () to
-    keep none.
+    keep none.  bequests: by slot, what the worker that was replaced last has left.
     """
 
     def __init__(
@@ -218,6 +225,7 @@ class Workers:
         self._upgrading = asyncio.Lock()
         self._serving = {picker: self._process(picker) for picker in pickers}
         self._others: list[WorkerProcess] = []
+        self.bequests: dict[str, Path] = {}
         self._drains: set[asyncio.Task[None]] = set()
         self._log = logs.get("supervisor")
 
@@ -293,7 +301,7 @@ class Workers:
 
     async def drain(self, timeout_s: float) -> int:
         """Have every process finish its requests and end; returns how many were cut after `timeout_s`."""
-        draining = (process.drain(timeout_s, _LAST_LINGER_S) for process in self.processes)
+        draining = (process.drain(timeout_s, _LAST_LINGER_S, leaves=False) for process in self.processes)
         return sum(await asyncio.gather(*draining))
 
     async def _replace(self, picker: str, drain_timeout_s: float) -> bool:
@@ -316,11 +324,16 @@ class Workers:
         return True
 
     async def _let_go(self, old: WorkerProcess, drain_timeout_s: float) -> None:
+        left_at = old.bequest
         try:
             if left := await old.drain(drain_timeout_s):
                 self._log.warning("a replaced worker was ended with requests in flight", picker=old.picker, left=left)
         finally:
+            before = self.bequests.get(old.picker)
+            self.bequests[old.picker] = left_at
             self._others.remove(old)
+            if before is not None:
+                before.unlink(missing_ok=True)
 
     def _process(self, picker: str) -> WorkerProcess:
         return WorkerProcess(
