@@ -240,6 +240,16 @@ def test_an_objective_that_no_client_may_name_warns() -> None:
     assert load(objective + on + ", trust_headers: true}\n", "pool.yaml").warnings == ()
 
 
+def test_tenants_that_no_request_can_belong_to_warn() -> None:
+    tenants = POOL + "tenants: {gold: {priority: 5}, '*': {requests_per_s: 9}}\n"
+    for settings in ("", "flow: {enabled: true}\n"):
+        (warning,) = load(tenants + settings, "pool.yaml").warnings
+        assert "no request belongs to gold: " in warning
+    for settings in ("flow: {trust_headers: true}\n", "auth: {keys_file: keys}\n"):
+        assert load(tenants + settings, "pool.yaml").warnings == ()
+    assert load(POOL + "tenants: {'*': {requests_per_s: 9}}\n", "pool.yaml").warnings == ()
+
+
 def test_a_weight_on_a_filter_warns() -> None:
     text = LLM_D + (
         "plugins:\n- type: decode-filter\nschedulingProfiles:\n- name: p\n  plugins:\n"

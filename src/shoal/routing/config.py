@@ -24,7 +24,7 @@ from shoal.routing.pickerfile import (
 )
 from shoal.routing.policies import ConfiguredPlugin, Plugins, build_policy, stated
 from shoal.routing.settings import PoolSettings
-from shoal.routing.tenancy import DEADLINE_HEADERS
+from shoal.routing.tenancy import ANYONE, DEADLINE_HEADERS
 from shoal.scheduling import Policy, Registry
 from shoal.scheduling.exact_producers import BurstPrefixCacheProducer, PrecisePrefixCacheProducer, TokenProducer
 from shoal.scheduling.producers import (
@@ -229,6 +229,12 @@ def _warn_of_flow(
     picker: PickerDocument, pool: PoolSettings, documents: "_Documents", reader: Reader, *, is_on: bool, is_read: bool
 ) -> None:
     """Say what of flow control stands in the file and does nothing.  is_read: whether anything asks for priorities."""
+    names = [name for name in pool.tenants if name != ANYONE]
+    if names and not pool.auth.keys_file and not pool.flow.trust_headers:
+        documents.warnings.append(
+            f"{reader.source}: tenants: no request belongs to {', '.join(names[:5])}: tenants are known by their keys "
+            "(auth.keys_file), or by headers where flow.trust_headers of kind Pool is set"
+        )
     if is_on:
         is_named = any(tenant.objective for tenant in pool.tenants.values())
         if documents.objectives and not pool.flow.trust_headers and not is_named:
