@@ -20,6 +20,7 @@ workload: {shape: multi-turn, sessions: 60, turns: [2, 4], system_tokens: 3000, 
 arrivals: {kind: poisson, rate_per_s: 6}
 """
 TOKEN_BYTES = 131_072
+ROUND_ROBIN = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: round-robin-picker}]\n"
 PRECISE = """
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -207,3 +208,27 @@ def test_no_router_is_told_how_long_an_answer_will_be_before_it_has_ended() -> N
         cluster.run([talk(Turn(prompt_of(2_000 + 100 * n), secret), at_s=0.1 * n) for n in range(40)])
     assert all(len(each) > 100 for each in told.values())
     assert not any(str(secret).encode() in each for said in told.values() for each in said)
+
+
+def test_prefills_may_be_placed_by_a_configuration_of_their_own() -> None:
+    placed: dict[int, list[str]] = {0: [], 1: []}
+    read: list[str] = []
+
+    def watch(number: int, _now: float, _event: Event, made: list[Command]) -> None:
+        placed[number] += [command.endpoints[0] for command in made if isinstance(command, Forward)]
+
+    def files(name: str) -> str:
+        read.append(name)
+        return ROUND_ROBIN
+
+    experiment = read_experiment(CHATS + SPLIT + "handover: {config: theirs.yaml}\n", "test", files)
+    assert read == ["theirs.yaml"]
+    config = ClusterConfig(nodes=nodes_of(experiment), seed=1, handover=experiment.handover)
+    Cluster(config, on_step=watch).run(
+        [talk(Turn(prompt_of(3_000).extend(20 + n, 200), 20), at_s=0.5 * n) for n in range(20)]
+    )
+    # Prompts that begin alike stay with who has them, and go in turns where engines take turns.
+    assert [placed[1].count(nodes_at(n)) for n in (0, 1)] == [10, 10]
+    assert max(placed[0].count(nodes_at(n)) for n in (2, 3)) == 20
+    with pytest.raises(ConfigError, match="handover: config"):
+        read_experiment(CHATS + SPLIT + "handover: {config: theirs.yaml}\n", "test", lambda _: "kind: Nothing\n")

@@ -11,8 +11,8 @@ MODELLED = (
     "Delays of network, metrics, records, KV events and gossip between pickers.",
     "Retries before the first byte; engines that die, come back, slow down, join and leave; answers that a dead one "
     "had begun are cut.",
-    "Prefill and decode on different engines: two routers of one configuration place a request, one over the engines "
-    "that decode, then one over those that prefill; KV that is missing goes over the slower of both links, one "
+    "Prefill and decode on different engines: two routers place a request, one over the engines that "
+    "decode, then one over those that prefill; KV that is missing goes over the slower of both links, one "
     "transfer after the other at either end, and decoding begins when it is there.",
 )
 

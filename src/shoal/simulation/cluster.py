@@ -20,7 +20,7 @@ from shoal.pool import Api, EndpointState, Outcome, Request, ServedModel
 from shoal.pool.kvevents import KvState
 from shoal.routing import Arrived, Command, Ended, Forward, Recorded, Router, commands, events
 from shoal.routing.claims import Claims
-from shoal.routing.config import load
+from shoal.routing.config import RouterConfig, load
 from shoal.simulation.flights import Flight, Talk
 from shoal.simulation.handover import Handover, Links, Role
 from shoal.simulation.loop import Loop, Rank
@@ -67,6 +67,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether some engines only prefill."""
         return any(node.role is Role.PREFILL for node in self.nodes)
 
+    @property
+    def prefill_router(self) -> str:
+        """Text of the configuration that places prefills."""
+        return self.handover.config or self.router
+
 
 class Cluster:
     """One run: `run` it with its sessions; `samples` has one entry per request that ended.
@@ -80,24 +85,26 @@ class Cluster:
         self.loop = Loop()
         self.samples: list[Sample] = []
         self.config = config
-        loaded = load(config.router, "router")
+        loaded, prefilling = (load(text, "router") for text in (config.router, config.prefill_router))
         self._places = places
         count = config.routers if places is None else 0
         self._chance = Chance(config.seed).stream("clients")
 
-        def pickers(first: int) -> Pickers:
-            made = [Router(loaded, Chance(config.seed + first + n), shares_pool=count > 1) for n in range(count)]
-            return Pickers(made, self.loop, self._carry_out, gossip_s=config.gossip_s, on_step=on_step, first=first)
+        def pickers(settings: RouterConfig, first: int) -> Pickers:
+            made = [Router(settings, Chance(config.seed + first + n), shares_pool=count > 1) for n in range(count)]
+            return Pickers(
+                made, self.loop, self._carry_out,
+                gossip_s=config.gossip_s, is_exact=settings.precise is not None, on_step=on_step, first=first,
+            )  # fmt: skip
 
-        self._pickers = pickers(0)
+        self._pickers = pickers(loaded, 0)
         self.routers = self._pickers.routers
-        self._prefillers = pickers(count) if config.has_roles and count else None
+        self._prefillers = pickers(prefilling, count) if config.has_roles and count else None
         self.prefill_routers = self._prefillers.routers if self._prefillers is not None else []
         self._links = Links(config.handover.latency_s)
         self._prefills = 0
-        self._is_exact = loaded.precise is not None
         self._claims = Claims(loaded)
-        self._kept_headers = loaded.request_headers
+        self._kept_headers = tuple(dict.fromkeys(loaded.request_headers + prefilling.request_headers))
         store = HostTier(config.store_blocks) if config.store_blocks else None
         self._nodes = {
             each.id: Node(n, each, self.loop, self._answered, self._cached, store)
@@ -241,7 +248,7 @@ class Cluster:
             return
         pickers.feed_all(events.ModelsSeen(name, (ServedModel(id="m"),)))
         pickers.feed_all(events.EndpointChanged(name, EndpointState.READY))
-        if self._is_exact:
+        if pickers.is_exact:
             pickers.feed_all(events.BlocksCleared(name))
             pickers.feed_all(events.KvStreamChanged(name, KvState.FRESH))
 
@@ -265,9 +272,10 @@ class Cluster:
             self.loop.after(self.config.scrape_s, Rank.NEWS, self._scrape)
 
     def _cached(self, node: Node, changes: list[Change]) -> None:
-        if self._is_exact:
+        pickers = self._told(node)
+        if pickers.is_exact:
             heard = list(router_events(node, changes))
-            self.loop.after(self.config.network_s, Rank.NEWS, self._hear, self._told(node), heard)
+            self.loop.after(self.config.network_s, Rank.NEWS, self._hear, pickers, heard)
 
     def _hear(self, pickers: Pickers, heard: list[events.Event]) -> None:
         for event in heard:

@@ -128,7 +128,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def read_experiment(text: str, source: str, read: Callable[[str], str] | None = None) -> Experiment:
     """Read an experiment.  Raises ConfigError that names the path of the first thing that is wrong.
 
-    read: gives the text of a profile's file by its name; without it only profiles of the catalogue are known.
+    read: gives the text of a file that it names: of a profile, or of a configuration; without it only profiles of the
+    catalogue are known.
     """
     document = read_document(text, source)
     try:
@@ -137,10 +138,15 @@ def read_experiment(text: str, source: str, read: Callable[[str], str] | None = 
         raise ConfigError(str(error), source=source) from None
     if read is not None:
         fleet = fleets.with_profiles(experiment.fleet, read)
-        experiment = msgspec.structs.replace(experiment, fleet=fleet)
+        handover = experiment.handover
+        if handover.config and "\n" not in handover.config:
+            handover = msgspec.structs.replace(handover, config=read(handover.config).rstrip() + "\n")
+        experiment = msgspec.structs.replace(experiment, fleet=fleet, handover=handover)
     fleets.check_fleet(experiment.fleet, experiment.store, source)
     if experiment.handover != Handover() and all(group.role is Role.BOTH for group in experiment.fleet):
         raise ConfigError("handover: no engine has the role prefill or decode", source=source)
+    if experiment.handover.config:
+        load(experiment.handover.config, f"{source}: handover: config")
     names = {node.id for node in nodes_of(experiment)}
     for incident in experiment.incidents:
         if incident.endpoint not in names:
@@ -230,7 +236,8 @@ def build(experiment: Experiment, seed: int, *, router: str = "", places: Places
     router: text of the configuration.  places: decides in the place of its pickers.
     """
     nodes = nodes_of(experiment)
-    if load(router, "router").precise is not None:
+    configs = (router, experiment.handover.config or router)
+    if any(load(config, "router").precise is not None for config in configs):
         nodes = tuple(
             msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=True))
             for node in nodes

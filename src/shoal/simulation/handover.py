@@ -24,10 +24,12 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     least_tokens: tokens of a prompt that the router does not believe in the cache of the engine that decodes, from
     which on; below it that engine prefills by itself.  latency_s: of a transfer beside its bytes over the bandwidth.
+    config: of the router that places prefills, as a path until it is read and then its text; "" for that of the others.
     """
 
     least_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 1
     latency_s: Seconds = 0.001
+    config: str = ""
 
 
 class Links:

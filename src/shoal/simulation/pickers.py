@@ -18,9 +18,10 @@ class Pickers:
 
     carry_out: called with these pickers, the place of a router among them, and each command of it.  first: the number
     of the first of them among all of a cluster, as `on_step` is told it.  on_step: told of each step of a router.
+    is_exact: whether they hear the KV events of engines.
     """
 
-    __slots__ = ("_carry_out", "_deadlines", "_first", "_gossip_s", "_loop", "_on_step", "routers")
+    __slots__ = ("_carry_out", "_deadlines", "_first", "_gossip_s", "_loop", "_on_step", "is_exact", "routers")
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class Pickers:
         carry_out: "Callable[[Pickers, int, Command], None]",
         *,
         gossip_s: float,
+        is_exact: bool = False,
         on_step: OnStep | None = None,
         first: int = 0,
     ) -> None:
@@ -38,6 +40,7 @@ class Pickers:
         self._gossip_s = gossip_s
         self._on_step = on_step
         self._first = first
+        self.is_exact = is_exact
         self._deadlines = [math.inf] * len(self.routers)
 
     def introduce(self) -> None:

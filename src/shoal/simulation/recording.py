@@ -16,9 +16,12 @@ class Recording:
     __slots__ = ("_frames",)
 
     def __init__(self, config: ClusterConfig) -> None:
+        texts = [config.router] * config.routers
+        if config.has_roles:
+            texts += [config.prefill_router] * config.routers
         self._frames = [
-            [MAGIC, encode(Opening(config.seed + number, config.router, config.routers > 1, 0, f"{number}"))]
-            for number in range(config.routers * (2 if config.has_roles else 1))
+            [MAGIC, encode(Opening(config.seed + number, text, config.routers > 1, 0, f"{number}"))]
+            for number, text in enumerate(texts)
         ]
 
     def __call__(self, number: int, now: float, event: Event, commands: Sequence[Command]) -> None:
