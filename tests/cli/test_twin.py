@@ -251,3 +251,10 @@ def test_a_narrow_terminal_has_slos_and_regret_in_the_place_of_what_matters_less
     assert " ".join(head.split()) == "POLICY requests TTFT p50 ms TTFT p95 ms hit % SLO met % regret % failed"
     assert rows[0].startswith("a ")
     assert "11.1" in rows[0]
+
+
+def test_the_reference_places_no_prefills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "split.yaml"
+    path.write_text("workload: {shape: hot, requests: 4}\nfleet: [{role: prefill}, {role: decode}]\n")
+    assert ended(["twin", "compare", str(path), "--policy", "default", "--reference"]) == 2
+    assert "leave it out for engines with roles" in capsys.readouterr().err

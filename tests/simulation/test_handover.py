@@ -7,10 +7,12 @@ import pytest
 
 from shoal.kernel import ConfigError
 from shoal.routing import Arrived, Command, Event, Forward
+from shoal.routing.journal import read, replay
 from shoal.simulation import Cluster, ClusterConfig, Prompt, Result, Session, Turn, read_experiment, run_experiment
 from shoal.simulation.experiment import nodes_of
 from shoal.simulation.handover import Links
 from shoal.simulation.loop import Rank
+from shoal.simulation.recording import Recording
 from shoal.simulation.results import Sample
 
 SPLIT = "fleet: [{count: 2, role: prefill}, {count: 2, role: decode}]\n"
@@ -212,17 +214,17 @@ def test_no_router_is_told_how_long_an_answer_will_be_before_it_has_ended() -> N
 
 def test_prefills_may_be_placed_by_a_configuration_of_their_own() -> None:
     placed: dict[int, list[str]] = {0: [], 1: []}
-    read: list[str] = []
+    asked: list[str] = []
 
     def watch(number: int, _now: float, _event: Event, made: list[Command]) -> None:
         placed[number] += [command.endpoints[0] for command in made if isinstance(command, Forward)]
 
     def files(name: str) -> str:
-        read.append(name)
+        asked.append(name)
         return ROUND_ROBIN
 
     experiment = read_experiment(CHATS + SPLIT + "handover: {config: theirs.yaml}\n", "test", files)
-    assert read == ["theirs.yaml"]
+    assert asked == ["theirs.yaml"]
     config = ClusterConfig(nodes=nodes_of(experiment), seed=1, handover=experiment.handover)
     Cluster(config, on_step=watch).run(
         [talk(Turn(prompt_of(3_000).extend(20 + n, 200), 20), at_s=0.5 * n) for n in range(20)]
@@ -232,3 +234,16 @@ def test_prefills_may_be_placed_by_a_configuration_of_their_own() -> None:
     assert max(placed[0].count(nodes_at(n)) for n in (2, 3)) == 20
     with pytest.raises(ConfigError, match="handover: config"):
         read_experiment(CHATS + SPLIT + "handover: {config: theirs.yaml}\n", "test", lambda _: "kind: Nothing\n")
+
+
+def test_each_router_of_a_split_fleet_has_a_journal_that_gives_the_same_commands_again() -> None:
+    nodes = nodes_of(read_experiment("workload: {shape: hot}\n" + SPLIT, "test"))
+    config = ClusterConfig(nodes=nodes, seed=1)
+    recording = Recording(config)
+    Cluster(config, on_step=recording).run([talk(Turn(prompt_of(3_000 + n), 20), at_s=0.2 * n) for n in range(20)])
+    files = recording.files()
+    assert len(files) == 2
+    for each in files:
+        same, other = replay(*read(each))
+        assert same > 60
+        assert other is None
