@@ -85,19 +85,40 @@ def is_there(workload: str) -> bool:
 
 def compared(found: Sequence[Found]) -> list[str]:
     """Return the table of all policies: p50 / p95 of each workload, and the mean of them over the best ones."""
-    rows = {name: [name] for name in found[0].outcomes if name != REFERENCE}
-    over: dict[str, list[float]] = {name: [] for name in rows}
+    rows = {name: [name] for name in _policies(found)}
     for each in found:
-        best = [min(getattr(each.outcomes[name], key) for name in rows) for key in ("p50_s", "p95_s")]
+        best = _best(each)
         for name in rows:
             outcome = each.outcomes[name]
             own = (outcome.p50_s, outcome.p95_s)
-            over[name] += [value / least for value, least in zip(own, best, strict=True)]
             shown = [_time(value, value <= (1 + _NEAR) * least) for value, least in zip(own, best, strict=True)]
             rows[name].append(" / ".join(shown) + (f", {outcome.failed:g} failed" if outcome.failed else ""))
-    for name, row in rows.items():
-        row.append(f"{np.mean(over[name]):.2f}")
+    for name, mean in means(found).items():
+        rows[name].append(f"{mean:.2f}")
     return _markdown(["policy", *(each.workload for each in found), "mean"], list(rows.values()))
+
+
+def means(found: Sequence[Found]) -> dict[str, float]:
+    """Return each policy's mean of its p50 and p95 on all workloads, each over the best policy's."""
+    over: dict[str, list[float]] = {name: [] for name in _policies(found)}
+    for each in found:
+        for name in over:
+            outcome = each.outcomes[name]
+            over[name] += [
+                value / least for value, least in zip((outcome.p50_s, outcome.p95_s), _best(each), strict=True)
+            ]
+    return {name: float(np.mean(ratios)) for name, ratios in over.items()}
+
+
+def lost(found: Sequence[Found], policy: str = "default") -> list[str]:
+    """Return in which figures a policy is the worst of all, as "hot p95"."""
+    worst = []
+    for each in found:
+        for shown, key in (("p50", "p50_s"), ("p95", "p95_s")):
+            others = [getattr(each.outcomes[name], key) for name in _policies(found) if name != policy]
+            if getattr(each.outcomes[policy], key) > max(others):
+                worst.append(f"{each.workload} {shown}")
+    return worst
 
 
 def regrets(found: Sequence[Found]) -> list[str]:
@@ -116,6 +137,16 @@ def regrets(found: Sequence[Found]) -> list[str]:
         ])  # fmt: skip
     titles = ["workload", "requests", "seeds x trials", "reference, p50 / p95", "regret of default", "lowest regret"]
     return _markdown(titles, rows) if rows else []
+
+
+def _policies(found: Sequence[Found]) -> list[str]:
+    return [name for name in found[0].outcomes if name != REFERENCE]
+
+
+def _best(found: Found) -> tuple[float, float]:
+    """The lowest p50 and p95 that any policy has on a workload."""
+    outcomes = [outcome for name, outcome in found.outcomes.items() if name != REFERENCE]
+    return min(outcome.p50_s for outcome in outcomes), min(outcome.p95_s for outcome in outcomes)
 
 
 def _outcome(runs: Sequence[Run]) -> Outcome:

@@ -17,7 +17,8 @@ from bench.machine import FOREIGN_CORES_LIMIT, Neighbours, wait_until_idle
 _MODULES = (
     "decide", "cpu", "journal", "streams", "demo", "shapes", "books", "faults", "disconnects", "share",
     "plane_cpu", "plane_gaps", "plane_faults", "plane_memory", "plane_same", "plane_peers",
-    "exact", "tokens", "kv", "flow", "latency", "slo", "twin", "twin_fit", "twin_live",
+    "exact", "tokens", "kv", "flow", "latency", "slo", "twin", "twin_fit", "twin_live", "headline",
+    "policies",
 )  # fmt: skip
 
 

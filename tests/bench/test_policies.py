@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from bench import policies
-from bench.policies import REPORTING, TUNING, Found, Outcome, compared, held_out, main, measure, regrets
+from bench.bars import policies as bars
+from bench.policies import REPORTING, TUNING, Found, Outcome, compared, held_out, lost, main, means, measure, regrets
 from shoal.simulation.regret import REFERENCE
 
 
@@ -38,9 +39,27 @@ def test_the_best_is_bold_and_the_mean_is_over_the_best() -> None:
     assert table[2] == "| default | **100** / **1,000** | **100** / 400 | 1.25 |"
     assert table[3] == "| other | 200 / 12 s, 3 failed | **99** / **200** | 4.00 |"
     assert len(table) == 4
+    assert means(found) == pytest.approx({"default": (3 + 0.1 / 0.099) / 4 + 0.25, "other": 4.0})
     table = regrets(found)
     assert table[2] == "| one | 60 | 1 x 9 | 80 / 800 | 25 % | 25 % (default) |"
     assert table[3] == "| two | 70 | 1 x 9 | 80 / 200 | 50 % | 10 % (other) |"
+
+
+def test_a_policy_has_lost_where_nobody_is_worse() -> None:
+    found = [
+        Found("one", (1,), 0, 60, {
+            "default": Outcome(0.2, 1.0, 0.0, None),
+            "other": Outcome(0.2, 1.1, 0.0, None),
+            "third": Outcome(0.1, 0.9, 0.0, None),
+        }),
+        Found("two", (1,), 0, 70, {
+            "default": Outcome(0.1, 1.2, 0.0, None),
+            "other": Outcome(0.2, 1.0, 0.0, None),
+            "third": Outcome(0.3, 1.1, 0.0, None),
+        }),
+    ]  # fmt: skip
+    assert lost(found) == ["two p95"]
+    assert lost(found, "other") == ["one p95"]
 
 
 @pytest.fixture
@@ -80,3 +99,17 @@ def test_what_was_kept_is_not_run_again_and_a_trace_that_is_not_there_is_named(
     monkeypatch.setattr(policies, "measure", None)
     assert main() == 0
     assert capsys.readouterr().out == first.out
+
+
+@pytest.mark.usefixtures("small")
+def test_the_bars_compare_with_the_best_other_policy_and_search_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bars, "_QUICK", ("chats", "mooncake"))
+    bars._compared.cache_clear()
+    mean, worst, regret = bars._mean(0.3), bars._worst(0.3), bars._regret(0.03)
+    are_lost = lost(bars._compared(0.3))
+    bars._compared.cache_clear()
+    assert mean.details["workloads"] == ["chats"]
+    assert mean.value == mean.details["means"]["default"] / mean.details["means"]["round-robin"] < 1.0
+    assert (worst.value, worst.why) == (len(are_lost), ", ".join(are_lost))
+    assert regret.value == regret.details["chats"] >= 0.0
+    assert regret.details["trials"] == 3
