@@ -7,6 +7,7 @@ import pytest
 
 from shoal.kernel import ConfigError
 from shoal.routing import Arrived, Command, Event, Forward
+from shoal.routing.events import Evicted, Kept
 from shoal.routing.journal import read, replay
 from shoal.simulation import Cluster, ClusterConfig, Prompt, Result, Session, Turn, read_experiment, run_experiment
 from shoal.simulation.experiment import nodes_of
@@ -14,6 +15,7 @@ from shoal.simulation.handover import Links
 from shoal.simulation.loop import Rank
 from shoal.simulation.recording import Recording
 from shoal.simulation.results import Sample
+from tests.routing.flowscript import flow_of
 
 SPLIT = "fleet: [{count: 2, role: prefill}, {count: 2, role: decode}]\n"
 CHATS = """
@@ -247,3 +249,26 @@ def test_each_router_of_a_split_fleet_has_a_journal_that_gives_the_same_commands
         same, other = replay(*read(each))
         assert same > 60
         assert other is None
+
+
+@pytest.mark.parametrize("high_at_s", [0.02, 0.6, 1.5])
+def test_a_low_request_gives_way_wherever_it_is_and_is_served_later(high_at_s: float) -> None:
+    """While it is prefilled, while its KV is on its way, and while it is decoded, where it goes on."""
+    config = flow_of(1, flow=", eviction: before-first-byte")
+    slow = "fleet: [{count: 1, role: prefill, transfer_gb_per_s: 1}, {count: 1, role: decode}]\n"
+    evicted: list[bool] = []
+
+    def watch(number: int, _now: float, event: Event, _made: list[Command]) -> None:
+        if isinstance(event, Evicted | Kept) and number == 0:
+            evicted.append(isinstance(event, Evicted))
+
+    nodes = nodes_of(read_experiment("workload: {shape: hot}\n" + slow, "test"))
+    cluster = Cluster(ClusterConfig(nodes=nodes, router=config, seed=1), on_step=watch)
+    low = talk(Turn(prompt_of(6_000), 300))._replace(headers={"x-llm-d-inference-objective": "low"})
+    high = talk(Turn(Prompt.empty(0).extend(9, 2_000), 20), at_s=high_at_s)
+    cluster.run([low, high._replace(id="h", headers={"x-llm-d-inference-objective": "high"})])
+    assert [sample.is_failed for sample in cluster.samples] == [False, False]
+    assert evicted == [high_at_s < 1.0]
+    assert [sample.session for sample in cluster.samples] == (["h", "s"] if high_at_s < 1.0 else ["s", "h"])
+    for router in (*cluster.routers, *cluster.prefill_routers):
+        assert router.status().inflight == 0
