@@ -160,19 +160,21 @@ async def test_a_key_is_asked_for_on_each_request_of_a_connection() -> None:
         assert [account.tenant_id for account in it.accounts] == ["team-a", "team-b"]
 
 
-async def test_each_engine_gets_its_own_key_also_on_a_retry_and_never_the_clients() -> None:
-    file = BackendsFile(None)
+async def test_each_engine_gets_its_own_key_also_on_a_retry_and_never_the_clients(tmp_path: Path) -> None:
+    path = tmp_path / "backends.json"
+    file = BackendsFile(path)
     async with pool(2, backends=file) as it:
         first, second = it.engines
-        file._take(
+        write_backends(
+            path,
             Backends(
                 endpoints=(
                     EndpointAddress(address=first.address, authorization="Bearer first"),
                     EndpointAddress(address=second.address, authorization="Bearer second"),
                 )
-            )
+            ),
         )
-        file.on_change()
+        file.look()
         it.prefer(first.address, second.address)
 
         async def dies(wire: Wire, _: Seen) -> None:
@@ -187,13 +189,14 @@ async def test_each_engine_gets_its_own_key_also_on_a_retry_and_never_the_client
         assert [engine.seen[0].values("x-api-key") for engine in it.engines] == [[], []]
 
 
-async def test_a_forwarded_client_key_reaches_only_engines_without_their_own() -> None:
+async def test_a_forwarded_client_key_reaches_only_engines_without_their_own(tmp_path: Path) -> None:
     config = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\nforward_client_key: true\n"
-    file = BackendsFile(None)
+    path = tmp_path / "backends.json"
+    file = BackendsFile(path)
     async with pool(2, config, backends=file) as it:
         keyed, bare = it.engines
-        file._take(Backends(endpoints=(EndpointAddress(address=keyed.address, authorization="Bearer mine"),)))
-        file.on_change()
+        write_backends(path, Backends(endpoints=(EndpointAddress(address=keyed.address, authorization="Bearer mine"),)))
+        file.look()
         for engine in (keyed, bare):
             it.prefer(engine.address)
             for line in ("Authorization: a\r\n", "X-Api-Key: b\r\n", ""):
