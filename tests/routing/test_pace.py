@@ -70,18 +70,6 @@ def test_an_endpoint_is_not_slower_for_having_more_to_do() -> None:
     assert request_s(busy, 1e-4) == pytest.approx(request_s(idle, 1e-4), rel=0.05)
 
 
-def test_equal_endpoints_charge_the_same_though_one_seems_a_little_quicker() -> None:
-    one, other, chance = Pace(), Pace(), np.random.default_rng(1)
-    prices = set()
-    for _ in range(100):
-        taught(
-            [(one, 10.0, float(chance.uniform(0.011, 0.013))), (other, 10.0, float(chance.uniform(0.009, 0.011)))] * 5
-        )
-        prices |= {request_s(one, 1e-4), request_s(other, 1e-4)}
-    assert one.decoding != other.decoding
-    assert len(prices) == 1
-
-
 def test_until_answers_were_seen_all_requests_cost_the_same() -> None:
     quick, slow = Pace(), Pace()
     taught([(quick, 1.0, 0.01), (slow, 1.0, 0.03)] * 3)

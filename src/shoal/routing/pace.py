@@ -7,7 +7,6 @@ The base is what the quickest answers of late took, not the intercept of a line 
 whose cause is not known for the endpoint's own, and leaves it too fast a speed.
 """
 
-import math
 from collections.abc import Iterable
 from statistics import median
 
@@ -33,8 +32,6 @@ TOKENS_PER_REQUEST = 75.0
 # The pool's line of decoding: one answer's weight after n later ones, and how many it takes to be one.
 DECODING_DECAY = 0.99
 DECODING_RECORDS = 8.0
-# How endpoints decode is told apart in steps of this ratio, as their speeds of prefill are: equal ones seem to differ.
-DECODING_STEP = 1.8
 MIN_S_PER_TOKEN = 1e-7
 MAX_S_PER_TOKEN = 1.0
 # No sum of records comes near it, and its products are still numbers.
@@ -144,10 +141,5 @@ class Decoding:
 
 
 def request_s(pace: Pace, pool_token_s: float) -> float:
-    """Seconds that one more request in flight adds on an endpoint, by how it decodes beside others at its load.
-
-    As decoding grows faster than its load, one of two equal endpoints that has a little less to do would seem a little
-    the quicker, and be sent more until all it may run at once is not enough.
-    """
-    steps = round(math.log(min(max(pace.decoding, 0.25), 8.0)) / math.log(DECODING_STEP))
-    return TOKENS_PER_REQUEST * pool_token_s * DECODING_STEP**steps
+    """Seconds that one more request in flight adds on an endpoint, by how it decodes beside others at its load."""
+    return TOKENS_PER_REQUEST * pool_token_s * min(max(pace.decoding, 0.25), 8.0)
