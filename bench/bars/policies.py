@@ -11,8 +11,8 @@ from bench.bars.registry import Figure, bar
 from bench.policies import REPORTING, Found, means
 
 _TRIALS = 100
-# At a smaller scale only those that take seconds.
-_QUICK = ("agents", "zipf", "rollouts", "mixed")
+# At a smaller scale only those that need no trace.
+_QUICK = ("agents", "chats", "zipf", "hot", "mixed", "rollouts")
 
 
 def _workloads(scale: float) -> list[str]:
