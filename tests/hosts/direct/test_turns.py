@@ -1,5 +1,9 @@
 """Requests that are decided in one pass of the loop leave together."""
 
+import asyncio
+from collections.abc import Callable
+from unittest.mock import patch
+
 import pytest
 
 from shoal.hosts.direct.turns import MOST_LEAVING
@@ -23,6 +27,30 @@ def test_a_request_by_itself_leaves_at_once() -> None:
         warm(it, 1)
         it.client().peer_says(ASK + b"a")
         assert [asked.body for asked in it.asked] == [b"a"]
+
+
+def test_a_request_on_used_connections_makes_no_task_no_timer_and_one_callback() -> None:
+    with world() as it:
+        warm(it, 1)
+        client = it.clients[0]
+        soon: list[object] = []
+        call_soon = it.loop.call_soon
+
+        def noted(callback: Callable[..., object], *args: object) -> asyncio.Handle:
+            if callback is not it.answer:
+                soon.append(callback)
+            return call_soon(callback, *args)
+
+        def late(delay_s: float, callback: Callable[..., object], *args: object) -> asyncio.Handle:
+            raise AssertionError(f"a timer for {callback}")
+
+        with patch.object(it.loop, "call_soon", noted), patch.object(it.loop, "call_later", late):
+            for text in (b"a", b"b", b"c"):
+                client.peer_says(ASK + text)
+                it.loop.run()
+        assert [asked.body for asked in it.asked] == [b"a", b"b", b"c"]
+        assert soon == [it.plane.turn._finish] * 3
+        assert len(it.engines) == 1
 
 
 def test_requests_of_one_pass_leave_in_order_at_its_end_and_no_more_than_a_few_wait() -> None:
