@@ -2,13 +2,21 @@
 
 import asyncio
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shoal.hosts.filewatch import FollowedFiles, WatchedFile, look_every, mark_of
+from shoal.hosts.backends import context_of, read_api_key
+from shoal.hosts.direct.certificates import Certificate
+from shoal.hosts.envoy import BackendTls, EnvoySettings, ListenerTls, write_certificates
+from shoal.hosts.filewatch import FollowedFiles, WatchedFile, look_every, mark_of, read_small
+from shoal.hosts.fleet.door import Trust
 from shoal.hosts.logs import Log
+from shoal.hosts.sharing import read_secret
 from shoal.kernel import ConfigError
+from shoal.routing.settings import Tls
 
 
 class Sum:
@@ -136,3 +144,100 @@ def test_one_looks_until_one_is_cancelled() -> None:
             await following
 
     asyncio.run(test())
+
+
+def at_a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def at_a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def at_a_giant(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 30)
+
+
+THINGS = pytest.mark.parametrize("put", [at_a_pipe, at_a_folder, at_a_giant])
+
+
+@THINGS
+@pytest.mark.timeout(20)
+def test_what_is_put_in_the_place_of_a_file_is_refused_at_once_and_once(
+    put: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    path.write_text("x")
+    file = WatchedFile(path)
+    file.read()
+    path.unlink()
+    put(path)
+    assert file.is_changed()
+    with pytest.raises(ConfigError, match="cannot be read: "):
+        file.read()
+    assert not file.is_changed(), "it is looked at again when it is another"
+    if path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink()
+    path.write_text("y")
+    assert file.is_changed()
+    assert file.read() == b"y"
+
+
+@THINGS
+@pytest.mark.timeout(20)
+def test_no_reader_of_small_files_waits_for_them(put: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    put(path)
+    pair = ListenerTls(certificate=str(path), key=str(path))
+    readers: list[Callable[[], object]] = [
+        lambda: read_api_key(path),
+        lambda: read_secret(path),
+        lambda: context_of(BackendTls(name="t", ca=str(path))),
+        lambda: Certificate(Tls(cert=str(path), key=str(path))),
+        lambda: write_certificates(EnvoySettings(run_dir=str(tmp_path), port=1, pickers=(), tls=pair)),
+        lambda: Trust().context(str(path)),
+    ]
+    for reader in readers:
+        with pytest.raises((ConfigError, OSError), match=r"regular file|directory|larger than"):
+            reader()
+
+
+def test_a_file_that_is_given_back_its_rights_or_another_time_is_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("x")
+    file = WatchedFile(path)
+    file.read()
+    path.chmod(0o600)
+    assert file.is_changed()
+    file.read()
+    before = path.stat()
+    path.write_text("y")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.is_changed(), "as long, and as old by its own word"
+
+
+def test_the_swap_of_a_mounted_configmap_is_a_change(tmp_path: Path) -> None:
+    for version, text in (("v1", "old"), ("v2", "new")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "keys").write_text(text)
+    (tmp_path / "..data").symlink_to("v1")
+    (tmp_path / "keys").symlink_to("..data/keys")
+    file = WatchedFile(tmp_path / "keys")
+    assert file.read() == b"old"
+    (tmp_path / "..fresh").symlink_to("v2")
+    (tmp_path / "..fresh").replace(tmp_path / "..data")
+    assert file.is_changed()
+    assert file.read() == b"new"
+    (tmp_path / "..data").unlink()
+    assert not file.is_changed(), "a link that leads nowhere is no file"
+
+
+def test_a_small_file_is_read_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("12345")
+    assert read_small(path, 5) == b"12345"
+    with pytest.raises(OSError, match="larger than the limit of 4 bytes"):
+        read_small(path, 4)

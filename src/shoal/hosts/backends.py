@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.hosts.envoy import BackendTls, EndpointAddress
 from shoal.hosts.envoy.files import write_document
-from shoal.hosts.filewatch import FollowedFiles, Mark, look_every, mark_of
+from shoal.hosts.filewatch import FollowedFiles, Mark, look_every, mark_of, read_small
 from shoal.hosts.logs import Log
 from shoal.kernel import UNREADABLE, ConfigError
 
@@ -43,15 +43,17 @@ class Backend(msgspec.Struct, frozen=True):
 PLAIN = Backend()
 
 _LOOK_S = 0.5
+_MAX_KEY_BYTES = 4096
 
 
 def read_api_key(path: Path) -> str:
     """Return the key in a one-line file.  Raises ConfigError, which never holds the content."""
     try:
-        key = path.read_text()[:4096].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise ConfigError(f"API key file {path} cannot be read: {reason}") from None
+        key = read_small(path, _MAX_KEY_BYTES).decode().strip()
+    except OSError as error:
+        raise ConfigError(f"API key file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"API key file {path} cannot be read: not text") from None
     if not key:
         raise ConfigError(f"API key file {path} is empty")
     return key
@@ -124,6 +126,8 @@ class BackendsFile:
 def context_of(group: BackendTls) -> ssl.SSLContext:
     """Return the client context of a TLS group.  Raises ConfigError when its roots cannot be used."""
     try:
+        if group.ca:
+            read_small(group.ca)
         context = ssl.create_default_context(cafile=group.ca or None)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"roots cannot be used: {error}", source=group.ca) from error

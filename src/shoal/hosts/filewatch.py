@@ -6,7 +6,9 @@ last stays in use while a file cannot be, and that this is said once, is here.
 """
 
 import asyncio
+import errno
 import os
+import stat
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from pathlib import Path
@@ -18,7 +20,7 @@ from shoal.kernel import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
 
-Mark = tuple[int, int, int]
+Mark = tuple[int, int, int, int]
 
 
 def mark_of(path: str | Path) -> Mark | None:
@@ -30,11 +32,36 @@ def mark_of(path: str | Path) -> Mark | None:
 
 
 def _mark(status: os.stat_result) -> Mark:
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    # The time of the last change of the inode tells of one that was given back its rights, or an older time.
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
+
+
+def read_small(path: str | Path, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Return what a regular file holds.  Raises OSError, also for a pipe, a device, or what is over the limit.
+
+    Who gives a path to OpenSSL reads it first, for that waits at a pipe and reads files of any length.
+    """
+    return _read(path, limit_bytes)[0]
+
+
+def _read(path: str | Path, limit_bytes: int) -> tuple[bytes, Mark]:
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than the limit of {limit_bytes} bytes", str(path))
+    return data, _mark(status)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting: a pipe would have us wait for its writer, and with us all that this process does."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 class WatchedFile:
-    """A file with a size limit that knows whether it changed since it was last read."""
+    """A file with a size limit that knows whether it changed since it was last read, also where that failed."""
 
     __slots__ = ("_limit", "_seen", "path")
 
@@ -44,15 +71,12 @@ class WatchedFile:
         self._seen: Mark | None = None
 
     def read(self) -> bytes:
-        """Return the content.  Raises ConfigError when it cannot be read or is over the limit."""
+        """Return the content.  Raises ConfigError for what `read_small` does not read."""
+        self._seen = mark_of(self.path)
         try:
-            with self.path.open("rb") as file:
-                self._seen = _mark(os.fstat(file.fileno()))
-                data = file.read(self._limit + 1)
+            data, self._seen = _read(self.path, self._limit)
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", source=str(self.path)) from None
-        if len(data) > self._limit:
-            raise ConfigError(f"is larger than the limit of {self._limit} bytes", source=str(self.path))
         return data
 
     def is_changed(self) -> bool:

@@ -5,7 +5,7 @@ A pair that cannot be used is refused, and the one in use stays.
 
 import ssl
 
-from shoal.hosts.filewatch import FollowedFiles, look_every
+from shoal.hosts.filewatch import FollowedFiles, look_every, read_small
 from shoal.hosts.logs import Log
 from shoal.kernel import ConfigError
 from shoal.routing.settings import Tls
@@ -50,6 +50,8 @@ def _fresh() -> ssl.SSLContext:
 
 def _load(context: ssl.SSLContext, files: Tls) -> None:
     try:
+        for path in (files.cert, files.key):
+            read_small(path)
         context.load_cert_chain(files.cert, files.key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"certificate and key {files.key} cannot be used: {error}", source=files.cert) from error

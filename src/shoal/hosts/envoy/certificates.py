@@ -10,6 +10,7 @@ from pathlib import Path
 from shoal.hosts.envoy.files import write_resources
 from shoal.hosts.envoy.settings import EnvoySettings
 from shoal.hosts.envoy.typed import Document, typed
+from shoal.hosts.filewatch import read_small
 from shoal.kernel import ConfigError
 
 LISTENER_SECRET = "listener"
@@ -44,19 +45,22 @@ def _secrets(settings: EnvoySettings) -> list[Document]:
     if settings.tls is not None:
         chain, key = settings.tls.certificate, settings.tls.key
         try:
+            texts = [_read(chain), _read(key)]
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"certificate and key {key} cannot be used: {error}", source=chain) from error
-        pair = {"certificate_chain": {"inline_string": _read(chain)}, "private_key": {"inline_string": _read(key)}}
+        names = ("certificate_chain", "private_key")
+        pair = {name: {"inline_string": text} for name, text in zip(names, texts, strict=True)}
         secrets.append(_secret(LISTENER_SECRET, tls_certificate=pair))
     for group in settings.backend_tls:
         if not (group.ca and group.is_verified):
             continue
         try:
+            roots = _read(group.ca)
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(group.ca)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"roots cannot be used: {error}", source=group.ca) from error
-        context: Document = {"trusted_ca": {"inline_string": _read(group.ca)}}
+        context: Document = {"trusted_ca": {"inline_string": roots}}
         if group.sni:
             context["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": group.sni}}]
         secrets.append(_secret(trust_secret(group.name), validation_context=context))
@@ -68,4 +72,4 @@ def _secret(name: str, **content: Document) -> Document:
 
 
 def _read(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8")
+    return read_small(path).decode()

@@ -11,7 +11,7 @@ import ssl
 
 import aiohttp
 
-from shoal.hosts.filewatch import Mark, mark_of
+from shoal.hosts.filewatch import Mark, mark_of, read_small
 from shoal.hosts.fleet.pace import Pace
 from shoal.hosts.fleet.targets import Target
 from shoal.pool import Endpoint
@@ -64,6 +64,8 @@ class Trust:
         mark = mark_of(ca_file) if ca_file else None
         known = self._contexts.get(ca_file)
         if known is None or known[0] != mark:
+            if ca_file:
+                read_small(ca_file)
             known = self._contexts[ca_file] = (mark, ssl.create_default_context(cafile=ca_file or None))
         return known[1]
 

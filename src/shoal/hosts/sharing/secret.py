@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.hosts.filewatch import read_small
 from shoal.kernel import ConfigError
 
 _SECRET_BYTES = 32
@@ -42,8 +43,7 @@ def new_secret(path: Path) -> None:
 def read_secret(path: Path) -> Secret:
     """Read a secret file.  Raises ConfigError, without its content."""
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_BYTES + 1).strip()
+        text = read_small(path, _MAX_BYTES).strip()
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
     if not _MIN_CHARS <= len(text) <= _MAX_BYTES:

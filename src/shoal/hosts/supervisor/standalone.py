@@ -23,6 +23,7 @@ from shoal.hosts import logs
 from shoal.hosts.admin import ADMIN_SOCKET, PoolPicture, RunDir, default_for
 from shoal.hosts.extproc.service import LiveCalls, serve, set_serving
 from shoal.hosts.extproc.worker import Worker, parser
+from shoal.hosts.filewatch import read_small
 from shoal.hosts.fleet import FleetKeeper, Source
 from shoal.hosts.supervisor.answers import PoolAnswers, Seat
 from shoal.hosts.supervisor.configuration import Configuration
@@ -340,7 +341,7 @@ def _credentials(cert_dir: Path | None) -> grpc.ServerCredentials | None:
     if cert_dir is None:
         return None
     try:
-        pair = ((cert_dir / "tls.key").read_bytes(), (cert_dir / "tls.crt").read_bytes())
+        pair = (read_small(cert_dir / "tls.key"), read_small(cert_dir / "tls.crt"))
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror}", source="--cert-path") from error
     return grpc.ssl_server_credentials([pair])
