@@ -129,3 +129,8 @@ def test_whatever_comes_and_goes_it_is_who_was_there(steps: list[tuple[str, int,
             assert ahead == sum(there.values())
             assert {(group.priority, group.tenant_id): group.requests for group in groups}.items() <= there.items()
             assert len(groups) == min(MAX_GROUPS, len(there))
+
+
+def test_a_stay_that_is_told_twice_is_no_fault() -> None:
+    stays = [Stay("", 0, "a", 1, 3), Stay("", 0, "a", 2, 3), Stay("", 0, "a", 2, 3), Stay("", 0, "b", 3)]
+    assert all_groups_ahead(stays)[3] == (Group(0, "a", 3),)

@@ -6,6 +6,9 @@ from shoal.pool import RefusalReason, Request
 from shoal.pool.request import Hints
 from shoal.routing.claims import Claims
 from shoal.routing.config import load
+from shoal.routing.events import PeerTold
+from shoal.routing.news import MAX_EXPECTED_MS, PeerExpects
+from shoal.routing.returns import session_of
 from tests.routing.flowscript import LLM_D
 from tests.routing.gossip import Gossip
 from tests.routing.script import Pool, Sent
@@ -346,3 +349,69 @@ def test_a_peer_hears_that_a_session_was_not_served() -> None:
     sent.record(status=503, is_upstream_failure=True, ttft_s=None)
     gossip.deliver()
     assert [pool.router.status().returns.expected for pool in gossip.pools] == [0, 0]
+
+
+# ---------------------------------------------------------------------- what a client can do to others by its word
+
+
+def test_who_says_that_its_answer_will_be_long_pushes_nobodys_prefix_out() -> None:
+    made = Pool(2)
+    room_for(made, 12_000)
+    where = promised(made, Hints(returns_within_s=600.0))
+    address = made.router._fleet.at(where).endpoint.address
+    for number in range(3):
+        said = made.send(f"liar {number}", 200, subset=(address,), hints=Hints(output_tokens=1 << 20))
+        said.finish(prompt_tokens=200, cached_tokens=0, completion_tokens=4)
+    assert name_of(made.send("history", 2000, session_id="s")) == where
+    assert made.router.status().returns.lost == 0
+
+
+def spared_by(hints: Hints) -> int:
+    """How many strangers went elsewhere for the sake of a session that got a short answer."""
+    made = Pool(2)
+    room_for(made, 12_000)
+    sent = made.send("history", 2000, session_id="s", hints=hints)
+    sent.finish(prompt_tokens=2000, cached_tokens=0, completion_tokens=4)
+    strangers(made, "early", 20)
+    return made.router.status().returns.spared
+
+
+def test_who_says_that_its_answer_will_be_long_keeps_no_more_of_a_cache_to_itself() -> None:
+    honest = spared_by(Hints(returns_within_s=600.0))
+    assert honest > 3
+    assert spared_by(Hints(returns_within_s=600.0, output_tokens=1 << 20)) == honest
+
+
+def test_a_long_answer_that_came_does_push_prefixes_out() -> None:
+    made = Pool(2)
+    room_for(made, 12_000)
+    where = promised(made, Hints(returns_within_s=600.0))
+    address = made.router._fleet.at(where).endpoint.address
+    made.send("long", 200, subset=(address,)).finish(prompt_tokens=200, cached_tokens=0, completion_tokens=12_000)
+    made.send("history", 2000, session_id="s")
+    assert made.router.status().returns.lost == 1
+
+
+def test_sessions_that_do_not_come_back_are_forgotten_as_others_come() -> None:
+    made = Pool(2)
+    for number in range(20):
+        made.send(f"p{number}", 500, session_id=f"s{number}", hints=Hints(returns_within_s=5.0)).finish()
+    assert made.router.status().returns.expected == 20
+    made.now += 6.0
+    for number in range(10):
+        made.send(f"q{number}", 500, session_id=f"t{number}", hints=Hints(returns_within_s=5.0)).finish()
+    assert made.router.status().returns.expected == 10
+
+
+def test_a_peer_that_promises_nonsense_breaks_nothing() -> None:
+    made = Pool(2)
+    room_for(made, 12_000)
+    session = session_of(Request(id="r", session_id="s"))
+    for news in (
+        PeerExpects(session, "e1", 0, 0),
+        PeerExpects(session, "nowhere", MAX_EXPECTED_MS, 1 << 32),
+        PeerExpects(b"", "e1", MAX_EXPECTED_MS, 1 << 32),
+        PeerExpects(session, "e1", MAX_EXPECTED_MS, 0),
+    ):
+        made.feed(PeerTold("peer", (news,)))
+        assert made.send("x", 500, session_id="s").target

@@ -71,15 +71,15 @@ def all_groups_ahead(stays: Iterable[Stay]) -> dict[int, tuple[Group, ...]]:
     """The larger groups ahead of each of these requests among them all, by the number that it came with."""
     found: dict[int, tuple[Group, ...]] = {}
     there: dict[str, Counter[tuple[int, str]]] = {}
-    leaving: list[tuple[int, int, Stay]] = []
+    leaving: list[tuple[int, str, tuple[int, str]]] = []
     for stay in sorted(stays, key=lambda each: each.number):
         while leaving and leaving[0][0] < stay.number:
-            *_, gone = heappop(leaving)
-            there[gone.lane][gone.priority, gone.tenant_id] -= 1
+            _, lane, key = heappop(leaving)
+            there[lane][key] -= 1
         counts = there.setdefault(stay.lane, Counter())
         found[stay.number] = _largest({key: count for key, count in counts.items() if key[0] >= stay.priority})
         counts[stay.priority, stay.tenant_id] += 1
-        heappush(leaving, (stay.left, stay.number, stay))
+        heappush(leaving, (stay.left, stay.lane, (stay.priority, stay.tenant_id)))
     return found
 
 

@@ -49,9 +49,9 @@ class _Place:
 
 
 class _Flow(NamedTuple):
-    """How fast tokens come to an endpoint.  since, came: when the count began, and where."""
+    """How fast tokens come to an endpoint, by its slot.  since, came: when the count began, and where."""
 
-    slot: int
+    endpoint_id: str
     since: float
     came: float
     per_s: float = 0.0
@@ -66,7 +66,7 @@ class Reserves:
         self._fleet = fleet
         self._index = index
         self._places: dict[str, _Place] = {}
-        self._flows: dict[str, _Flow] = {}
+        self._flows: dict[int, _Flow] = {}
         self._kept_ratio = 1.0
         self._learned_at = 0.0
         self.lost_total = 0
@@ -80,8 +80,15 @@ class Reserves:
         place = self._places.get(member.endpoint.id)
         if place is None or place.slot != member.slot:
             place = self._places[member.endpoint.id] = _Place(member.slot)
-        place.reserves[session] = _Reserve(tokens, self._came(place), until)
+        place.reserves[session] = _Reserve(max(1.0, tokens), self._came(place), until)
         place.reserves.move_to_end(session)
+
+    def measured(self, session: Session, endpoint_id: str, tokens: float, answer_tokens: float) -> None:
+        """Put the size of a reserve right.  answer_tokens: of its own answer, which `wrote` has just counted."""
+        place = self._places.get(endpoint_id)
+        reserve = place.reserves.get(session) if place is not None else None
+        if place is not None and reserve is not None:
+            place.reserves[session] = _Reserve(max(1.0, tokens), reserve.came + answer_tokens, reserve.until)
 
     def drop(self, session: Session, endpoint_id: str) -> None:
         """Forget a reserve; nothing when there is none."""
@@ -139,12 +146,12 @@ class Reserves:
         if member is None:
             return 0.0
         came = float(self._index.sent_blocks(member.slot) * BLOCK_TOKENS)
-        flow = self._flows.get(endpoint_id)
-        if flow is None or flow.slot != member.slot or flow.came > came:
-            flow = self._flows[endpoint_id] = _Flow(member.slot, now, came)
+        flow = self._flows.get(member.slot)
+        if flow is None or flow.endpoint_id != endpoint_id or flow.came > came:
+            flow = self._flows[member.slot] = _Flow(endpoint_id, now, came)
         elif now - flow.since > FLOW_S:
             per_s = (came - flow.came) / (now - flow.since)
-            flow = self._flows[endpoint_id] = _Flow(member.slot, now, came, per_s)
+            flow = self._flows[member.slot] = _Flow(endpoint_id, now, came, per_s)
         size = self._fleet.cells["kv_capacity_tokens"][member.row]
         if not flow.per_s or math.isnan(size):
             return 0.0

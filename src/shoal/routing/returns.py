@@ -7,13 +7,14 @@ equal match elsewhere, or a moment of load, would send it away, or others' promp
 
 import hashlib
 from collections import OrderedDict
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from shoal.pool import Decision, FleetView, Outcome, Refusal, RefusalReason, Request
 from shoal.prefix import EstimatedIndex
-from shoal.routing.books import Flight
+from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Flight
 from shoal.routing.fleet import Fleet, Member
 from shoal.routing.news import PeerExpects
 from shoal.routing.outbox import Outbox
@@ -67,8 +68,6 @@ class Returns:
         """Note from when on a session is expected back, if it said so; to be called before its booking is released."""
         request, outcome = flight.request, flight.outcome
         hints, member = request.hints, flight.member
-        if self._expected and member is not None:
-            self._reserves.wrote(member.endpoint.id, flight.output_tokens)
         if hints is None or hints.returns_within_s is None or not request.session_id or member is None:
             return
         if outcome is not None and not outcome.is_prefilled:
@@ -77,8 +76,16 @@ class Returns:
         self._expect(session_of(request), promise, _held_tokens(flight), now)
 
     def recorded(self, flight: Flight, outcome: Outcome, served: Member | None, now: float) -> None:
-        """Put a promise right by the record: kept where the answer was `served`, nowhere when none was."""
-        if not self._expected or flight.request.hints is None or not flight.request.session_id:
+        """Put a promise right by the record: kept where the answer was `served`, nowhere when none was.
+
+        How long the answer became is known by now: what its client had said may be anything.
+        """
+        if not self._expected:
+            return
+        answer_tokens = float(outcome.completion_tokens or 0)
+        if served is not None:
+            self._reserves.wrote(served.endpoint.id, answer_tokens)
+        if flight.request.hints is None or not flight.request.session_id:
             return
         session = session_of(flight.request)
         promise = self._expected.get(session)
@@ -89,13 +96,15 @@ class Returns:
             self._outbox.expects(session, "", 0.0, 0.0)
         elif served is not None and served.endpoint.id != promise.endpoint_id:
             self._expect(session, promise._replace(endpoint_id=served.endpoint.id), _held_tokens(flight), now)
+        elif served is not None:
+            self._reserves.measured(session, served.endpoint.id, _held_tokens(flight), answer_tokens)
 
     def told(self, news: PeerExpects, now: float) -> None:
         """Take in what a peer says of a session: where it is expected, or that it is expected no more."""
         self._forget(news.session)
         if news.endpoint_id:
             promise = Promise(news.endpoint_id, now + news.within_ms / 1e3, "")
-            self._remember(news.session, promise, float(news.tokens))
+            self._remember(news.session, promise, float(news.tokens), now)
 
     def gauges(self) -> ReturnGauges:
         """Return how many sessions are expected, and what was done for them."""
@@ -105,16 +114,18 @@ class Returns:
 
     def _expect(self, session: Session, promise: Promise, tokens: float, now: float) -> None:
         self._forget(session)
-        self._remember(session, promise, tokens)
+        self._remember(session, promise, tokens, now)
         self._outbox.expects(session, promise.endpoint_id, promise.until - now, tokens)
 
-    def _remember(self, session: Session, promise: Promise, tokens: float) -> None:
+    def _remember(self, session: Session, promise: Promise, tokens: float, now: float) -> None:
         self._expected[session] = promise
         member = self._fleet.get(promise.endpoint_id)
         if member is not None:
             self._reserves.add(session, member, tokens, promise.until)
-        if len(self._expected) > MAX_SESSIONS:
-            self._forget(next(iter(self._expected)))
+        # Two for each that comes, so that those whose time is over go sooner than they came.
+        for name, oldest in list(islice(self._expected.items(), 2)):
+            if oldest.until < now or len(self._expected) > MAX_SESSIONS:
+                self._forget(name)
 
     def _forget(self, session: Session) -> Promise | None:
         """Drop a promise with what is reserved for it."""
@@ -192,8 +203,11 @@ class Returns:
 
 
 def _held_tokens(flight: Flight) -> float:
-    """What an endpoint holds of a session when its answer has ended."""
-    return flight.request.prompt_tokens + flight.output_tokens
+    """What an endpoint holds of a session when its answer has ended; until it is recorded, with an answer as usual."""
+    outcome = flight.outcome
+    said = outcome.completion_tokens if outcome is not None else None
+    usual = min(flight.output_tokens, float(ASSUMED_OUTPUT_TOKENS))
+    return flight.request.prompt_tokens + (usual if said is None else said)
 
 
 def _led_by(endpoint_id: str, decision: Decision, why: str) -> Decision:
