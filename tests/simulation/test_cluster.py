@@ -201,6 +201,46 @@ def test_an_engine_that_left_may_join_again() -> None:
     assert any(arrived_s > 6.0 for arrived_s in served)
 
 
+def test_an_engine_that_joins_before_it_has_left_stays_with_what_it_has() -> None:
+    text = SMALL + "incidents: [{at_s: 2, what: leave, endpoint: e0}, {at_s: 2.01, what: join, endpoint: e0}]\n"
+    result, samples = run_experiment(read_experiment(text, "test"), 1, router=ROUND_ROBIN)
+    assert result.failed == 0
+    assert any(each.arrived_s < 2.0 < each.arrived_s + each.duration_s for each in samples if each.endpoint == "e0")
+    assert any(each.arrived_s > 2.01 for each in samples if each.endpoint == "e0")
+
+
+@pytest.mark.parametrize(
+    ("incidents", "said"),
+    [
+        ("{at_s: 1, what: revive, endpoint: e0}", "revive of e0 at 1 s: it is there"),
+        ("{at_s: 1, what: kill, endpoint: e0}, {at_s: 2, what: kill, endpoint: e0}", "kill of e0 at 2 s: it is dead"),
+        ("{at_s: 2, what: join, endpoint: e0}, {at_s: 1, what: slow, endpoint: e0}", "join of e0 at 2 s: it is there"),
+        ("{at_s: 1, what: kill, endpoint: e0}, {at_s: 1, what: leave, endpoint: e0}", "leave of e0 at 1 s: it is dead"),
+        ("{at_s: 1, what: leave, endpoint: e0}, {at_s: 3, what: revive, endpoint: e0}", "it has left"),
+        ("{at_s: 2, what: join, endpoint: e0}, {at_s: 1, what: slow, endpoint: e0, factor: 2}", "it is there"),
+    ],
+)
+def test_an_incident_that_cannot_come_when_it_does_is_named(incidents: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_experiment(SMALL + f"incidents: [{incidents}]\n", "test")
+
+
+def test_one_that_leaves_may_die_before_it_has_answered_what_it_has_and_join_again() -> None:
+    text = SMALL + (
+        "incidents: [{at_s: 2, what: leave, endpoint: e0}, {at_s: 2.01, what: kill, endpoint: e0}, "
+        "{at_s: 6, what: join, endpoint: e0}]\n"
+    )
+    _, samples = run_experiment(read_experiment(text, "test"), 1, router=ROUND_ROBIN)
+    assert not any(2.01 < each.arrived_s < 6.0 for each in samples if each.endpoint == "e0")
+    assert any(each.arrived_s > 6.0 for each in samples if each.endpoint == "e0")
+
+
+@pytest.mark.parametrize("fleet", ["[]", "[{count: 20000}, {count: 1}]"])
+def test_a_fleet_has_some_engines_and_no_more_than_can_be_simulated(fleet: str) -> None:
+    with pytest.raises(ConfigError, match="it may have 1 to 20,000"):
+        read_experiment(f"workload: {{shape: hot}}\nfleet: {fleet}\n", "test")
+
+
 def test_delays_of_an_experiment_are_those_of_its_pool() -> None:
     near, far = (run(SMALL + f"delays: {{network_s: {network_s}}}\n") for network_s in (0.0005, 0.3))
     assert far.ttft_p50_s > near.ttft_p50_s + 0.25

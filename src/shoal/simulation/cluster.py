@@ -204,8 +204,12 @@ class Cluster:
         self.loop.after(self.config.detect_s, Rank.WORLD, self._ready, node)
 
     def join(self, name: str) -> None:
-        """Have an engine with an empty cache join the pool."""
+        """Have an engine with an empty cache join the pool; one that has not left yet stays, with what it has."""
         node = self._nodes[name]
+        if node.is_up:
+            node.is_leaving = False
+            self._told(node).feed_all(events.EndpointChanged(name, EndpointState.READY))
+            return
         node.restart()
         self._join(node)
         self.loop.after(self.config.detect_s, Rank.WORLD, self._ready, node)

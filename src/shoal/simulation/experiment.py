@@ -14,8 +14,9 @@ from shoal.routing.config import load
 from shoal.simulation import fleets, recorded, traces
 from shoal.simulation.arrivals import Arrivals
 from shoal.simulation.cluster import Cluster, ClusterConfig, Places
-from shoal.simulation.fleets import Factor, Group, Store
+from shoal.simulation.fleets import Group, Store
 from shoal.simulation.handover import Handover, Role
+from shoal.simulation.incidents import Incident, check_incidents, in_order, late
 from shoal.simulation.inferenceperf import read_perf
 from shoal.simulation.loop import Rank
 from shoal.simulation.nodes import NodeConfig
@@ -72,18 +73,6 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     share: Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)] = 1.0
     headers: dict[str, str] = {}
-
-
-class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that happens to an engine.  factor: for `slow`.
-
-    join: it was not there before.  leave: it gets no more requests, and goes when it has answered those that it has.
-    """
-
-    at_s: Seconds
-    what: Literal["kill", "revive", "slow", "join", "leave"]
-    endpoint: str
-    factor: Factor = 1.0
 
 
 class RouterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,12 +136,7 @@ def read_experiment(text: str, source: str, read: Callable[[str], str] | None = 
         raise ConfigError("handover: no engine has the role prefill or decode", source=source)
     if experiment.handover.config:
         load(experiment.handover.config, f"{source}: handover: config")
-    names = {node.id for node in nodes_of(experiment)}
-    for incident in experiment.incidents:
-        if incident.endpoint not in names:
-            raise ConfigError(
-                f"incidents: no endpoint {incident.endpoint!r}; they are e0 to e{len(names) - 1}", source=source
-            )
+    check_incidents(experiment.incidents, [node.id for node in nodes_of(experiment)], source)
     if not experiment.seeds:
         raise ConfigError("seeds: give at least one", source=source)
     return experiment
@@ -242,9 +226,6 @@ def build(experiment: Experiment, seed: int, *, router: str = "", places: Places
             msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=True))
             for node in nodes
         )
-    first: dict[str, Incident] = {}
-    for incident in sorted(experiment.incidents, key=lambda each: each.at_s):
-        first.setdefault(incident.endpoint, incident)
     config = ClusterConfig(
         nodes=nodes,
         router=router,
@@ -254,11 +235,11 @@ def build(experiment: Experiment, seed: int, *, router: str = "", places: Places
         concurrency=experiment.arrivals.concurrency,
         store_blocks=fleets.store_blocks(experiment.fleet, experiment.store),
         handover=experiment.handover,
-        late=frozenset(name for name, each in first.items() if each.what == "join"),
+        late=late(experiment.incidents),
         **msgspec.structs.asdict(experiment.delays),
     )
     cluster = Cluster(config, places=places)
-    for incident in experiment.incidents:
+    for incident in in_order(experiment.incidents):
         name, at_s = incident.endpoint, incident.at_s
         match incident.what:
             case "kill":

@@ -64,6 +64,9 @@ class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def check_fleet(fleet: tuple[Group, ...], store: Store | None, source: str) -> None:
     """Raise ConfigError for what cannot be."""
+    count = sum(group.count for group in fleet)
+    if not 1 <= count <= MAX_NODES:
+        raise ConfigError(f"fleet: has {count:,} engines; it may have 1 to {MAX_NODES:,}", source=source)
     for group in fleet:
         if isinstance(group.profile, Profile):
             check_profile(group.profile, f"{source}: fleet: profile {group.profile.name}")

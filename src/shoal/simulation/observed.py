@@ -9,7 +9,9 @@ from shoal.pool import Endpoint, EndpointState, Outcome, Signals
 from shoal.routing import Account, Arrived, Ended, Event, Forward, Recorded, Refuse, events
 from shoal.routing.journal import Opening, Step
 from shoal.simulation.recorded import open_journals
+from shoal.simulation.traces import MAX_TOKENS
 
+_MAX_BLOCKS, _LONGEST_S = 1 << 40, 1e7
 _FULL_RATIO = 0.9
 """KV cache in use at which an engine may begin to hold requests back; what it does then says nothing of its steps."""
 
@@ -43,7 +45,7 @@ class Served:
     def __init__(self, request_id: str, arrived_s: float, prompt_tokens: int) -> None:
         self.request_id = request_id
         self.arrived_s = arrived_s
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = _within(prompt_tokens, MAX_TOKENS)
         self.sent_s = arrived_s
         self.ended_s: float | None = None
         self.ttft_s: float | None = None
@@ -81,8 +83,8 @@ class Seen:
 
     def see(self, signals: Signals) -> None:
         """Take a reading of its metrics."""
-        self.num_blocks = signals.num_blocks or self.num_blocks
-        self.block_size = signals.block_size_tokens or self.block_size
+        self.num_blocks = _within(signals.num_blocks, _MAX_BLOCKS) or self.num_blocks
+        self.block_size = _within(signals.block_size_tokens, MAX_TOKENS) or self.block_size
         self.is_full = (signals.kv_usage_ratio or 0.0) > _FULL_RATIO
 
 
@@ -171,10 +173,10 @@ class Pool:
     def _measure(self, served: Served, seen: Seen | None, outcome: Outcome) -> None:
         """Take the record of a request."""
         server = self._by_address.get(outcome.served_address)
-        served.prompt_tokens = outcome.prompt_tokens or served.prompt_tokens
-        served.output_tokens = max(1, outcome.completion_tokens or 1)
+        served.prompt_tokens = _within(outcome.prompt_tokens, MAX_TOKENS) or served.prompt_tokens
+        served.output_tokens = _within(outcome.completion_tokens, MAX_TOKENS) or 1
         if outcome.cached_tokens is not None:
-            served.cached_tokens, served.is_cached_told = outcome.cached_tokens, True
+            served.cached_tokens, served.is_cached_told = _within(outcome.cached_tokens, MAX_TOKENS), True
         if outcome.is_client_gone or outcome.is_cut:
             served.left_s = served.ended_s
         if server is None:
@@ -184,15 +186,16 @@ class Pool:
         served.is_clean = bool(
             served.is_clean and server is seen and outcome.attempts == 1 and is_known and served.left_s is None
         )
-        if outcome.ttft_s is not None:
-            at_engine_s = outcome.ttft_s if outcome.engine_ttft_s is None else outcome.engine_ttft_s
+        at_engine_s = outcome.ttft_s if outcome.engine_ttft_s is None else outcome.engine_ttft_s
+        times_s = outcome.ttft_s, at_engine_s, outcome.duration_s
+        if outcome.ttft_s is not None and at_engine_s is not None and _are_possible(times_s):
             served.ttft_s = max(0.0, at_engine_s - (served.sent_s - served.arrived_s))
             served.total_s = served.ttft_s + max(0.0, outcome.duration_s - outcome.ttft_s)
         server.served.append(served)
 
     def _close(self, served: Served, account: Account) -> None:
         if not served.is_cached_told:
-            served.cached_tokens = account.predicted_cached_tokens
+            served.cached_tokens = _within(account.predicted_cached_tokens, MAX_TOKENS)
         if not account.is_streaming:
             served.ttft_s = None
 
@@ -209,3 +212,13 @@ def observe(files: Iterable[bytes]) -> Pool:
             pool.take(step)
     pool.finish()
     return pool
+
+
+def _within(count: int | None, most: int) -> int:
+    """A count as far as there can be one, 0 for none: a journal that was not written here may say anything."""
+    return min(max(0, count or 0), most)
+
+
+def _are_possible(times_s: Iterable[float | None]) -> bool:
+    """Whether none of these times is below 0, above a third of a year, or no number."""
+    return all(each is None or 0.0 <= each <= _LONGEST_S for each in times_s)
