@@ -59,6 +59,14 @@ def test_a_client_that_wants_its_prefix_or_nothing_gets_412_where_it_is_nowhere(
     assert front.post(body(long("somebody-has-this"), 4), wish).status_code == 200
 
 
+def test_a_preference_counts_in_whichever_of_two_fields_of_that_name_it_stands(front: ScenarioPool) -> None:
+    for values in (("if-available", "return=minimal"), ("return=minimal", "if-available")):
+        fields = [("prefer", value) for value in values]
+        asked = body(long(f"nobody has this {values[0]}"), 4)
+        refused = front.http.post(f"{front.url}/v1/chat/completions", json=asked, headers=fields)
+        assert refused.status_code == 412
+
+
 def test_a_session_that_calls_a_tool_comes_back_to_its_engine(front: ScenarioPool) -> None:
     for number in range(4):
         agent = {"x-my-agent": f"agent-{number}"}

@@ -1,4 +1,4 @@
-from shoal.wire.headers import read_headers
+from shoal.wire.headers import MAX_KEPT_CHARS, joined, read_headers
 
 
 def test_of_a_cookie_only_a_digest_of_the_one_that_is_asked_for_is_kept() -> None:
@@ -9,3 +9,17 @@ def test_of_a_cookie_only_a_digest_of_the_one_that_is_asked_for_is_kept() -> Non
     assert kept == read_headers({"cookie": "sid=top-secret-session"}, ("cookie:sid",)).kept
     assert kept != read_headers({"cookie": "sid=another"}, ("cookie:sid",)).kept
     assert read_headers({"cookie": "theme=dark"}, ("cookie:sid",)).kept == {}
+
+
+def test_no_kept_header_is_longer_than_tables_and_journals_bear() -> None:
+    long = "x" * (MAX_KEPT_CHARS + 1)
+    kept = read_headers({"prefer": long, "x-session-token": long, "x-own": long}, ("x-own",)).kept
+    assert {name: len(value) for name, value in kept.items()} == dict.fromkeys(
+        ("prefer", "x-session-token", "x-own"), MAX_KEPT_CHARS
+    )
+
+
+def test_fields_of_one_name_are_one_list() -> None:
+    fields = [("prefer", "respond-async"), ("cookie", "a=1"), ("prefer", "if-available"), ("cookie", "b=2")]
+    assert joined(fields) == {"prefer": "respond-async, if-available", "cookie": "a=1; b=2"}
+    assert joined([]) == {}

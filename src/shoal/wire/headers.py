@@ -5,7 +5,7 @@ data plane; what they mean is decided by the router.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 MAX_ID_CHARS = 256
@@ -28,7 +28,7 @@ KEPT_HEADERS = (
 
 
 MAX_KEPT_CHARS = 4096
-"""What is kept of a further header: these go into plugins' tables and into the journal."""
+"""What is kept of a header: these go into plugins' tables and into the journal."""
 
 
 COOKIE = "cookie:"
@@ -48,6 +48,19 @@ class HeaderFacts(NamedTuple):
     kept: dict[str, str]
 
 
+def together(name: str, before: str, value: str) -> str:
+    """Return the value of a field that came twice (RFC 9110, 5.3; cookies: RFC 9113, 8.2.3)."""
+    return f"{before}; {value}" if name == "cookie" else f"{before}, {value}"
+
+
+def joined(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return fields by name, those of one name as one list."""
+    found: dict[str, str] = {}
+    for name, value in fields:
+        found[name] = together(name, found[name], value) if name in found else value
+    return found
+
+
 def read_headers(headers: Mapping[str, str], extra: tuple[str, ...] = ()) -> HeaderFacts:
     """Read `headers` (lower-case names).  extra: further names to keep; `cookie:NAME` keeps a digest of one cookie.
 
@@ -61,7 +74,7 @@ def read_headers(headers: Mapping[str, str], extra: tuple[str, ...] = ()) -> Hea
     for name, older in KEPT_HEADERS:
         value = headers.get(name) or (headers.get(older) if older else None)
         if value:
-            kept[name] = value
+            kept[name] = value[:MAX_KEPT_CHARS]
     for name in extra:
         value = _cookie(headers, name[len(COOKIE) :]) if name.startswith(COOKIE) else headers.get(name)
         if value:

@@ -368,3 +368,13 @@ def test_a_body_in_many_small_parts_costs_no_more_per_part_than_one_in_few(door:
         return spent / parts
 
     assert min(cost_s(40_000) for _ in range(3)) < 10 * min(cost_s(1_000) for _ in range(3))
+
+
+def test_a_field_that_comes_twice_is_one_list_as_in_the_direct_data_plane(door: Door) -> None:
+    message = head()
+    for value in ("if-available", "return=minimal"):
+        message.request_headers.headers.headers.add(key="prefer", raw_value=value.encode())
+    exchange = Exchange(door.picker)
+    exchange.receive(message)
+    code, error = refused(exchange.receive(body(chat("nobody has this " * 200))))
+    assert (code, error["error"]["code"]) == (412, "precondition_failed")

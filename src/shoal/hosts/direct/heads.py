@@ -8,6 +8,7 @@ import re
 
 from shoal.hosts.envoy.denied import DENIED
 from shoal.hosts.envoy.settings import CONTROL_HEADERS
+from shoal.wire.headers import together
 
 MAX_HEAD_BYTES = 96 * 1024
 MAX_FIELDS = 100
@@ -184,7 +185,7 @@ class HeadReader:
                 self._rare(request, kind, value)
                 if kind != FORWARDED:
                     continue
-            headers[name] = value if name not in headers else _joined(name, headers[name], value)
+            headers[name] = value if name not in headers else together(name, headers[name], value)
         if connection:
             _apply_connection(request, connection)
         elif request.upgrade:
@@ -260,10 +261,6 @@ class HeadReader:
                 self._fields.clear()
             self._fields[line] = field
         return field
-
-
-def _joined(name: str, before: str, value: str) -> str:
-    return f"{before}; {value}" if name == "cookie" else f"{before}, {value}"
 
 
 def _apply_connection(request: RequestHead, listed: str) -> None:

@@ -15,6 +15,7 @@ from shoal.hosts.waiting import Waiting
 from shoal.pool import Outcome
 from shoal.routing import Ended, Forward
 from shoal.routing.commands import Cut, Evict
+from shoal.wire.headers import joined
 
 FULL_DUPLEX_STREAMED = 4
 BODY_MODE_NONE = 0
@@ -103,10 +104,11 @@ class Exchange:
         return self._on_response(message, phase)
 
     def _on_headers(self, message: Any) -> list[bytes]:
-        self._headers = headers = {
-            header.key: (header.raw_value or header.value.encode()).decode("latin-1")
-            for header in message.request_headers.headers.headers
-        }
+        fields = message.request_headers.headers.headers
+        headers = {each.key: (each.raw_value or each.value.encode()).decode("latin-1") for each in fields}
+        if len(headers) < len(fields):
+            headers = joined((each.key, (each.raw_value or each.value.encode()).decode("latin-1")) for each in fields)
+        self._headers = headers
         self._method, self._path = headers.get(":method", ""), headers.get(":path", "")
         mode = message.protocol_config.request_body_mode if message.HasField("protocol_config") else None
         self._is_duplex = mode == FULL_DUPLEX_STREAMED
