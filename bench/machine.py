@@ -1,10 +1,11 @@
-"""Whether the machine is ours: what other processes use of it while we measure.
+"""Whether the machine is ours and its Python a fast one: what figures depend on that are not of the code measured.
 
 Figures of a shared machine are not wrong by a known factor, they are void: caches, clocks and hyperthreads are shared
 too, so even CPU time grows with the neighbours' work.
 """
 
 import os
+import sysconfig
 import time
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def wait_until_idle(limit_s: float) -> None:
         time.sleep(1.0)
         if watch.cores() < FOREIGN_CORES_LIMIT / 2:
             return
+
+
+def build_flaw() -> str:
+    """Return what is wrong with the build of this Python, "" for nothing."""
+    is_profiled = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
+    return "" if is_profiled else "this Python was built without profile-guided optimization"
 
 
 def _busy_s() -> float:

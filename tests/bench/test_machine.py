@@ -1,12 +1,16 @@
 """Work of our own family is not foreign, and a figure that falls short beside foreign work is void."""
 
+import json
+import sysconfig
 import time
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench import machine
-from bench.bars.__main__ import _once
-from bench.bars.registry import Bar, Figure
+from bench.bars.__main__ import _once, main
+from bench.bars.registry import BARS, Bar, Figure
 from bench.machine import Neighbours, wait_until_idle
 
 
@@ -52,3 +56,24 @@ def test_waiting_for_an_idle_machine_ends_at_its_limit(monkeypatch: pytest.Monke
     began = time.monotonic()
     wait_until_idle(0.1)
     assert 0.1 <= time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_flawed"),
+    [("'--with-lto' '--enable-optimizations'", False), ("--enable-shared", True), (None, True)],
+)
+def test_a_python_that_was_built_without_a_profile_is_told_apart_once(
+    arguments: str | None,
+    is_flawed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": arguments}.get)
+    for name in ("one", "two"):
+        monkeypatch.setitem(BARS, name, msgspec.structs.replace(bar_of(9.0), id=name, part=77))
+    path = tmp_path / "bars.json"
+    assert main(["--part", "77", "--wait-idle", "0", "--json", str(path)]) == 0
+    assert capsys.readouterr().err.count("without profile-guided optimization") == is_flawed
+    written = json.loads(path.read_text())
+    assert [bool(written[name]["build_flaw"]) for name in ("one", "two")] == [is_flawed] * 2
