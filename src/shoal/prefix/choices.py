@@ -73,7 +73,7 @@ class TwoChoiceTable(BlockTable):
     def fill(self, row: int, key: int, entry: int) -> None:
         """Give one key a free row; key and entry 0 free one."""
         self._key_cells[row] = key
-        self._entry_cells[row] = entry
+        self.entry_cells[row] = entry
 
     def settle(self, keys: Blocks, entry: int, has_room: bool) -> tuple[int, Entries]:
         """Give each of `keys`, distinct and without a row, a row with `entry`.

@@ -181,9 +181,9 @@ class ExactIndex:
                 continue
             row = table.place_of(key)
             if row >= 0:
-                old = table.entry_at(row) & _ID_MASK
+                old = table.entry_cells[row] & _ID_MASK
                 new = sets.intern(sets.masks[old] & ~sets.dead | 1 << bit, bit)
-                table.put(row, stamp | new)
+                table.entry_cells[row] = stamp | new
                 sets.swap(old, new)
             elif row != NO_ROOM:
                 table.fill(~row, key, stamp | alone)
@@ -210,12 +210,12 @@ class ExactIndex:
             row = table.place_of(key) if key else NO_ROOM
             if row < 0:
                 continue
-            entry = table.entry_at(row)
+            entry = table.entry_cells[row]
             old = entry & _ID_MASK
             left = sets.masks[old] & ~sets.dead & ~(1 << bit)
             if left:
                 new = sets.intern(left, left.bit_length() - 1)
-                table.put(row, entry ^ old | new)
+                table.entry_cells[row] = entry ^ old | new
             else:
                 new = 0
                 table.fill(row, 0, 0)

@@ -116,11 +116,20 @@ class EstimatedIndex:
 
     def _match_few(self, keys: list[int]) -> Match:
         """Match one short chain block by block: here numpy's cost per call is more than that of the work."""
-        rows, runs = self._table.rows_of(keys), list[Run]()
-        if max(rows) >= 0:
-            positions = [position for position, row in enumerate(rows) if row >= 0]
-            entry_at = self._table.entry_at
-            runs = self._believed_runs(positions, [entry_at(rows[position]) for position in positions])
+        rows, cells, last = self._table.rows_of(keys), self._table.entry_cells, 0
+        positions, entries = list[int](), list[int]()
+        for position, row in enumerate(rows):
+            if row < 0:
+                continue
+            entry = cells[row]
+            if entry == last:
+                # Of those that are alike the deepest says it all.
+                positions[-1] = position
+            else:
+                positions.append(position)
+                entries.append(entry)
+                last = entry
+        runs = self._believed_runs(positions, entries) if positions else []
         return Match(REACH[len(keys)], runs, len(self._horizons), keys, rows)
 
     def _match_chains(self, blocks: Blocks) -> Match:
@@ -201,26 +210,31 @@ class EstimatedIndex:
     def _add_few(self, slot: int, keys: list[int], rows: list[int], spans: list[int]) -> int:
         """Name `slot` in the rows of a few blocks one by one; return to how many it is new.
 
-        Rows that exist come first: what was used now does not give way to the new ones.
+        Rows that exist come first: what was used now does not give way to the new ones.  Those that follow each other
+        with the same entry get the same.
         """
         table, sets, own, stamp = self._table, self._sets, 1 << slot, self._clock << ID_BITS
-        fresh = 0
-        if max(rows) >= 0:
-            for row, span in zip(rows, spans, strict=False):
-                if row >= 0:
-                    old = table.entry_at(row)
-                    holders = self._horizons.believed(sets.masks[old & _ID_MASK], old >> ID_BITS)
-                    fresh += 0 if holders & own else span
-                    made = sets.intern(holders | own, slot)
-                    table.put(row, stamp | made)
-                    sets.swap(old & _ID_MASK, made)
-            fresh += sum([span for row, span in zip(rows, spans, strict=False) if row < 0])
-            keys = [key for key, row in zip(keys, rows, strict=True) if row < 0]
-        else:
-            fresh = sum(spans[: len(rows)])
-        if keys:
+        cells, fresh, is_new = table.entry_cells, 0, False
+        entry = made = count = 0
+        for row, span in zip(rows, spans, strict=False):
+            if row < 0:
+                fresh += span
+                continue
+            if cells[row] != entry:
+                sets.move(entry & _ID_MASK, made, count)
+                entry, count = cells[row], 0
+                holders = self._horizons.believed(sets.masks[entry & _ID_MASK], entry >> ID_BITS)
+                is_new = not holders & own
+                made = sets.intern(holders | own, slot)
+            cells[row] = stamp | made
+            count += 1
+            if is_new:
+                fresh += span
+        sets.move(entry & _ID_MASK, made, count)
+        absent = [key for key, row in zip(keys, rows, strict=True) if row < 0]
+        if absent:
             made = sets.intern(own, slot)
-            gave_way = [entry & _ID_MASK for entry in table.place_few(keys, stamp | made)]
+            gave_way = [old & _ID_MASK for old in table.place_few(absent, stamp | made)]
             self._displaced += len(gave_way) - gave_way.count(0)
             sets.replace(gave_way, made)
         return fresh

@@ -126,6 +126,11 @@ class HolderSets:
             self._cells[new_id] += 1
             self._cells[old_id] -= 1
 
+    def move(self, old_id: int, new_id: int, rows: int) -> None:
+        """Count `rows` that named one set and now name another."""
+        self._cells[new_id] += rows
+        self._cells[old_id] -= rows
+
     def replace(self, old_ids: list[int], new_id: int) -> None:
         """Count a row for each of `old_ids` that named that set and now names another."""
         cells = self._cells

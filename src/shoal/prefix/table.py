@@ -36,17 +36,20 @@ class Located(NamedTuple):
 
 
 class BlockTable:
-    """A fixed number of rows.  budget_bytes: the size of the whole table; pages never written cost nothing."""
+    """A fixed number of rows.  budget_bytes: the size of the whole table; pages never written cost nothing.
+
+    entry_cells: the entry of each row, for reading and writing single ones.
+    """
 
     __slots__ = (
         "_bucket_count",
         "_buckets",
         "_entries",
-        "_entry_cells",
         "_flat_entries",
         "_flat_keys",
         "_key_cells",
         "_keys",
+        "entry_cells",
         "size",
     )
 
@@ -61,7 +64,7 @@ class BlockTable:
         self._flat_entries = self._entries.reshape(-1)
         # Single cells are read and written through these: a fifth of the cost of numpy's indexing.
         self._key_cells = self._flat_keys.data
-        self._entry_cells = self._flat_entries.data
+        self.entry_cells = self._flat_entries.data
 
     def find(self, hashes: Blocks) -> tuple[Rows, Entries]:
         """Return the positions of those hashes that have a row, ascending, and their entries."""
@@ -82,20 +85,12 @@ class BlockTable:
             rows.append(bucket * WAYS + line.index(key) if key in line else -1)
         return rows
 
-    def entry_at(self, row: int) -> int:
-        """Return the entry of one row."""
-        return self._entry_cells[row]
-
-    def put(self, row: int, entry: int) -> None:
-        """Overwrite the entry of one row."""
-        self._entry_cells[row] = entry
-
     def place_few(self, keys: list[int], entry: int) -> list[int]:
         """Give a few hashes without a row, one after the other, rows with `entry`; return the entries that gave way.
 
         A bucket in which all is as new as `entry` keeps what it has.
         """
-        read, cells, key_cells, buckets = read_line, self._entry_cells, self._key_cells, self._bucket_count
+        read, cells, key_cells, buckets = read_line, self.entry_cells, self._key_cells, self._bucket_count
         oldest, gave_way = entry >> ID_BITS << ID_BITS, []
         for key in keys:
             bucket = key % buckets

@@ -21,7 +21,7 @@ from shoal.routing.events import (
     ModelsSeen,
 )
 from shoal.routing.exact import ExactCaches
-from shoal.routing.fleet import Fleet
+from shoal.routing.fleet import Fleet, Member
 from shoal.routing.models import ModelTable
 from shoal.routing.peers import Peers
 from shoal.scheduling import Scheduler
@@ -153,21 +153,24 @@ class Changes:
             # Another process answers at this address: its cache is empty, and the failures were the old one's.
             self._index.clear(member.slot)
             self._candidates.succeeded(member)
-        self._fleet.take_signals(member, signals, now)
+        if self._fleet.take_signals(member, signals, now) and signals.num_blocks and signals.block_size_tokens:
+            self._index.set_capacity(member.slot, capacity_blocks(signals.num_blocks, signals.block_size_tokens))
         self._books.read(member, signals)
-        if signals.num_blocks and signals.block_size_tokens:
-            capacity = capacity_blocks(signals.num_blocks, signals.block_size_tokens)
-            self._index.set_capacity(member.slot, capacity)
         foreign = 0.0
-        if signals.running is not None and self._started_at is not None:
-            seen = signals.running + (signals.waiting or 0.0)
-            excess = max(0.0, seen - float(self._fleet.columns["inflight_requests"][member.row]))
-            if self._peers.is_connected:
-                # What a lost peer sent goes on behind a gateway, and only the engines know of it then.
-                foreign = _fading(now - self._peers.lost_at) * min(excess, self._peers.orphans(member.endpoint.id))
-            else:
-                foreign = excess if self._shares_pool else _fading(now - self._started_at) * excess
+        if signals.running is not None:
+            excess = signals.running + (signals.waiting or 0.0) - self._fleet.cells["inflight_requests"][member.row]
+            if excess > 0.0:
+                foreign = self._foreign(member, excess, now)
         self._fleet.set_foreign(member, foreign)
+
+    def _foreign(self, member: Member, excess: float, now: float) -> float:
+        """Return how many of the requests that an engine has beyond our own count as somebody else's."""
+        if self._peers.is_connected:
+            # What a lost peer sent goes on behind a gateway, and only the engines know of it then.
+            return _fading(now - self._peers.lost_at) * min(excess, self._peers.orphans(member.endpoint.id))
+        if self._shares_pool or self._started_at is None:
+            return excess
+        return _fading(now - self._started_at) * excess
 
 
 def _fading(age_s: float) -> float:

@@ -178,17 +178,23 @@ class Fleet:
             member.state = state
             self.generation += 1
 
-    def take_signals(self, member: Member, signals: Signals, now: float) -> None:
-        """Write one reading into the columns; what the engine did not say becomes NaN."""
+    def take_signals(self, member: Member, signals: Signals, now: float) -> bool:
+        """Write one reading into the columns; what the engine did not say becomes NaN.
+
+        Returns whether the KV cache has another size than before.
+        """
         member.signals = signals
         cells, row = self.cells, member.row
         self.signals[row] = signals
         cells["waiting"][row] = np.nan if signals.waiting is None else signals.waiting
         cells["running"][row] = np.nan if signals.running is None else signals.running
         cells["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
-        if signals.num_blocks and signals.block_size_tokens:
-            cells["kv_capacity_tokens"][row] = float(signals.num_blocks * signals.block_size_tokens)
         cells["signals_at"][row] = now
+        capacity_tokens = (signals.num_blocks or 0) * (signals.block_size_tokens or 0)
+        if not capacity_tokens or cells["kv_capacity_tokens"][row] == capacity_tokens:
+            return False
+        cells["kv_capacity_tokens"][row] = float(capacity_tokens)
+        return True
 
     def stale(self, since: float) -> npt.NDArray[np.bool_] | None:
         """Which endpoints were last read before `since`, None when none was."""

@@ -104,6 +104,8 @@ class Peers:
 
     def deadline(self) -> float | None:
         """When the bookings of a lost peer expire, None when none is lost."""
+        if not self._peers:
+            return None
         return min((peer.expires_at for peer in self._peers.values() if peer.expires_at is not None), default=None)
 
     def expire(self, now: float) -> None:

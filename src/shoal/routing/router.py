@@ -160,11 +160,12 @@ class Router:
 
     def deadline(self) -> float | None:
         """When something is given up next: a record, a fetch, a lost peer's bookings, blocks that nobody confirmed."""
-        record_at = self._awaiting_record[0][0] if self._awaiting_record else None
-        dues = [record_at, self._fetches.deadline(), self._exact.deadline(), self._peers.deadline()]
-        if self._admission is not None:
-            dues.append(self._admission.deadline())
-        return min([due for due in dues if due is not None], default=None)
+        due = self._awaiting_record[0][0] if self._awaiting_record else None
+        gate_at = self._admission.deadline() if self._admission is not None else None
+        for other in (self._fetches.deadline(), self._exact.deadline(), self._peers.deadline(), gate_at):
+            if other is not None and (due is None or other < due):
+                due = other
+        return due
 
     # ------------------------------------------------------------------ configuration and fleet
 

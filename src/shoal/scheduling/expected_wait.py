@@ -192,17 +192,18 @@ class ExpectedWaitScorer:
         is_all_new = trial is not None and bool(trial.all())
         if trial is not None and not is_all_new:
             speed = np.where(trial, np.nan, speed)
-        median = _median(speed)
+        ordered = _ascending(speed)
+        median = _middle(ordered)
         if not median > _FASTEST:
             return self._default_speed, 1.0
         if is_all_new:
             return median, 1.0
-        if trial is not None or not is_known(speed):
+        if self._step > 1 and ordered[-1] <= ordered[0] * self._step:
+            return median, 1.0
+        if len(ordered) < len(speed):
             speed = np.where(np.isnan(speed), median, speed)
         if self._step <= 1:
             return median, speed / median
-        if highest(speed) <= lowest(speed) * self._step:
-            return median, 1.0
         steps = np.rint(np.log(np.maximum(speed / median, 1e-3)) / math.log(self._step))
         return median, self._step**steps
 
@@ -211,7 +212,7 @@ class ExpectedWaitScorer:
         seconds = known(view, "request_s")
         if view.is_complete("request_s") or is_known(seconds):
             return seconds
-        median = _median(seconds)
+        median = _middle(_ascending(seconds))
         if math.isnan(median):
             return self._request_tokens * median_speed
         return np.where(np.isnan(seconds), median, seconds)
@@ -254,8 +255,13 @@ def _mean(column: Scores) -> float:
     return float(np.add.reduce(column)) / len(column)
 
 
-def _median(column: Scores) -> float:
-    """Return the lower median of the known values, NaN without any."""
-    count = len(column) if is_known(column) else int(np.count_nonzero(column == column))
-    # NaN sorts last.  np.median costs ten times as much on a short column.
-    return float(np.sort(column)[(count - 1) // 2]) if count else math.nan
+def _ascending(column: Scores) -> Scores:
+    """Return the known values in order."""
+    # NaN sorts last.
+    ordered: Scores = np.sort(column)
+    return ordered[: np.count_nonzero(ordered == ordered)] if math.isnan(ordered[-1]) else ordered
+
+
+def _middle(ordered: Scores) -> float:
+    """Return the lower median, NaN without any value; np.median costs ten times as much on a short column."""
+    return float(ordered[(len(ordered) - 1) // 2]) if len(ordered) else math.nan

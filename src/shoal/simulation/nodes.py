@@ -130,10 +130,11 @@ class Node:
 
     def _take(self, commands: list[Command]) -> None:
         for command in commands:
-            if isinstance(command, Finish | Refuse):
-                self._ended(self, command)
-            elif isinstance(command, CacheChanged):
-                self._changed(self, command.changes)
+            match command:
+                case Finish() | Refuse():
+                    self._ended(self, command)
+                case CacheChanged():
+                    self._changed(self, command.changes)
 
 
 def router_events(node: Node, changes: list[Change]) -> Iterator[events.Event]:
