@@ -3,7 +3,7 @@
 Values only; `index` and `exact` make them.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,19 +57,20 @@ class Match(NamedTuple):
 
     def tokens(self, prompt_tokens: int) -> npt.NDArray[np.float64]:
         """The same in tokens of a prompt that has so many."""
-        if len(self.runs) > 1:
-            every: npt.NDArray[np.float64] = np.minimum(self.blocks * float(BLOCK_TOKENS), float(prompt_tokens))
-            return every
         held = np.zeros(self.width)
+        # Single figures are added through this: a fifth of the cost of numpy's indexing.
+        cells = cast("memoryview[float]", held.data)
         for holders, depth, _ in self.runs:
-            tokens = float(min(depth * BLOCK_TOKENS, prompt_tokens))
+            tokens = float(depth * BLOCK_TOKENS)
             if holders.bit_count() > _FEW_SET:
-                held[slots_of(holders)] = tokens
-                break
+                held[slots_of(holders)] += tokens
+                continue
             while holders:
                 low = holders & -holders
-                held[low.bit_length() - 1] = tokens
+                cells[low.bit_length() - 1] += tokens
                 holders ^= low
+        if self.total * BLOCK_TOKENS > prompt_tokens:
+            np.minimum(held, float(prompt_tokens), out=held)
         return held
 
     def held(self, slot: int) -> int:

@@ -118,10 +118,11 @@ class Books:
     inflight: own requests.  listener: told of own bookings, None while nobody has to know.
     """
 
-    __slots__ = ("_fleet", "inflight", "listener")
+    __slots__ = ("_fleet", "_has_waits", "inflight", "listener")
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._has_waits = False
         self.inflight = 0
         self.listener: Listener | None = None
 
@@ -145,6 +146,7 @@ class Books:
         cells["inflight_requests"][row] = requests = cells["inflight_requests"][row] + 1.0
         cells["inflight_output_tokens"][row] = output = cells["inflight_output_tokens"][row] + output_tokens
         if booked + output > cells["kv_capacity_tokens"][row]:
+            self._has_waits = True
             cells["memory_s"][row] = _memory_s(
                 booked + output, cells["kv_capacity_tokens"][row], _answer_s(member, output, requests)
             )
@@ -196,6 +198,7 @@ class Books:
             cells["queued_s"][row] = 0.0
             return
         answer_s = _answer_s(member, cells["inflight_output_tokens"][row], requests)
+        self._has_waits = True
         cells["queued_s"][row] = waiting / max(signals.running or 0.0, 1.0) * answer_s
 
     def move(self, flight: Flight, member: Member, now: float) -> None:
@@ -216,12 +219,20 @@ class Books:
 
         With the wait for memory, where more is in flight than the KV cache can hold.
         """
-        return self._work_s(now, mean_uncached_tokens) + self.memory_s()
+        waits = self.memory_s()
+        work = self._work_s(now, mean_uncached_tokens)
+        return work if waits is None else work + waits
 
-    def memory_s(self) -> Floats:
-        """Seconds until what is in flight to each endpoint has room in its KV cache, by the books or the engine."""
+    def memory_s(self) -> Floats | None:
+        """Seconds until what is in flight to each endpoint has room in its KV cache, by the books or the engine.
+
+        None when all has room.
+        """
+        if not self._has_waits:
+            return None
         columns = self._fleet.columns
         waits: Floats = np.maximum(columns["memory_s"], columns["queued_s"])
+        self._has_waits = bool(waits.any())
         return waits
 
     def uncached_tokens(self, now: float, mean_uncached_tokens: float) -> Floats:

@@ -182,8 +182,9 @@ class Columns(dict[str, Given]):
         return np.array([float(length) if length else np.nan for length in lengths])
 
     def _plain_prefill_s(self) -> list[float]:
-        now, ready, memory = self._now, self._fleet.columns["clear_at"].tolist(), self._books.memory_s().tolist()
-        return [(at - now if at > now else 0.0) + wait for at, wait in zip(ready, memory, strict=True)]
+        now, waits = self._now, self._books.memory_s()
+        work = [at - now if at > now else 0.0 for at in self._fleet.columns["clear_at"].tolist()]
+        return work if waits is None else [work_s + wait_s for work_s, wait_s in zip(work, waits.tolist(), strict=True)]
 
     def _plain_matched(self) -> list[float] | float:
         match = self._match

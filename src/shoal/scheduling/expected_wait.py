@@ -148,23 +148,31 @@ class ExpectedWaitScorer:
         # A fleet that is mostly new has no others to spare it: it shares the load at once.
         bounded = trial if trial is not None and 2 * np.count_nonzero(trial) <= len(trial) else None
         median, pace = self._speeds(view, trial)
-        cost = _booked_s(view, trial, pace, median)
-        level = lowest(requests) + self._level_share * _mean(requests)
-        cost += np.maximum(requests, level) * self._request_seconds(view, median)
-        if view.level("matched_tokens") is None:
-            self._add_own(cost, own_tokens(request, view), requests, median, pace)
+        mean = _mean(requests)
+        level = lowest(requests) + self._level_share * mean
+        cost: Scores = _booked_s(view, trial, pace, median)
+        cost = cost + np.maximum(requests, level) * self._request_seconds(view, median)
+        matched = view.level("matched_tokens")
+        if matched is not None:
+            cost += (request.prompt_tokens - matched) * self._own_s(self._own_weight, median, pace)
+        elif isinstance(pace, float):
+            self._add_own(cost, own_tokens(request, view), requests, mean, median, pace)
         else:
-            cost += (request.prompt_tokens - (view.level("matched_tokens") or 0.0)) * self._own_s(
-                self._own_weight, median, pace
-            )
+            busy = requests * pace
+            self._add_own(cost, own_tokens(request, view), busy, _mean(busy), median, pace)
         scores: Scores = 1.0 / (1.0 + cost)
         if bounded is not None:
             limit = max(1.0, self._trial_share * _mean(requests[~bounded]))
             scores[bounded & (requests >= limit)] = 0.0
         return scores
 
-    def _add_own(self, cost: Scores, own: Scores, requests: Scores, median: float, pace: Scores | float) -> None:
-        """Add what the request's own tokens cost, and the crowding that their difference allows."""
+    def _add_own(
+        self, cost: Scores, own: Scores, busy: Scores, mean: float, median: float, pace: Scores | float
+    ) -> None:
+        """Add what the request's own tokens cost, and the crowding that their difference allows.
+
+        busy: requests in flight, weighted by speed; mean: of them.
+        """
         most = highest(own)
         width = most - lowest(own)
         price = self._own_weight
@@ -173,8 +181,6 @@ class ExpectedWaitScorer:
             price *= 1.0 - (holders / width - 1.0) / (len(own) - 1)
         cost += own * self._own_s(price, median, pace)
         if width > 0 and self._imbalance_weight > 0:
-            busy = requests * pace
-            mean = _mean(busy)
             weight = self._imbalance_weight * width * median / (mean + self._slack)
             cost += weight * np.maximum(busy - mean, 0.0)
 
@@ -240,11 +246,12 @@ def _counted(view: FleetView, name: str) -> Scores:
 
 
 def _booked_s(view: FleetView, trial: Mask | None, pace: Scores | float, median: float) -> Scores:
-    """Return the seconds of prefill already booked on each candidate, as a column of its own."""
+    """Return the seconds of prefill already booked on each candidate, to be read."""
     if view.has("inflight_prefill_s"):
-        seconds: Scores = view.column("inflight_prefill_s") + 0.0
+        seconds: Scores = view.column("inflight_prefill_s")
         if trial is not None:
             # Booked at an assumed speed; it counts at the one that the fleet was seen to have.
+            seconds = seconds.copy()
             seconds[trial] = _counted(view, "inflight_uncached_tokens")[trial] * median
         return seconds
     booked: Scores = _counted(view, "inflight_uncached_tokens") * (pace * median)
@@ -258,7 +265,8 @@ def _mean(column: Scores) -> float:
 def _ascending(column: Scores) -> Scores:
     """Return the known values in order."""
     # NaN sorts last.
-    ordered: Scores = np.sort(column)
+    ordered = column.copy()
+    ordered.sort()
     return ordered[: np.count_nonzero(ordered == ordered)] if math.isnan(ordered[-1]) else ordered
 
 
