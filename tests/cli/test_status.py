@@ -26,6 +26,11 @@ def test_one_table_shows_every_endpoint_with_its_load_hits_and_rate(
     assert "10.0 requests/s" in page
 
 
+def test_into_a_pipe_there_is_one_table(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--interval", "0.1", *pool.flags]) == 0
+    assert capsys.readouterr().out.count("1/2 endpoints ready") == 1
+
+
 def test_warnings_of_the_pool_and_a_silent_picker_are_shown(pool: FakePool, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--once", "--interval", "0.1", *pool.flags]) == 0
     page = capsys.readouterr().out

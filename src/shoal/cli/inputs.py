@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shoal.kernel import ConfigError
 
-__all__ = ["read_files"]
+__all__ = ["files_at", "journals_at", "read_files"]
 
 _PIECE_BYTES = 16 << 20
 
@@ -47,3 +47,24 @@ def _read(path: Path, most_bytes: int) -> bytes | None:
             if size > most_bytes:
                 return None
     return b"".join(pieces)
+
+
+def journals_at(path: Path) -> list[Path]:
+    """Return the files of journals that a path stands for: itself, or those in a folder.  Raises ConfigError."""
+    return files_at(path, ".journal")
+
+
+def files_at(path: Path, suffix: str) -> list[Path]:
+    """Return a path, or in place of a folder its files whose names end so, in order; with "" it stays a folder.
+
+    Raises ConfigError.
+    """
+    if not (suffix and path.is_dir()):
+        return [path]
+    try:
+        found = sorted(each for each in path.iterdir() if each.name.endswith(suffix))
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+    if not found:
+        raise ConfigError(f"has no file that ends in {suffix}", source=str(path))
+    return found

@@ -12,18 +12,18 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress
 
-from shoal.cli.inputs import read_files
+from shoal.cli.inputs import journals_at, read_files
 from shoal.kernel import InvalidInput
-from shoal.routing.journal import Opening, Step, read, replay
+from shoal.routing.journal import Difference, Opening, Step, read, replay
 
 EXAMPLES = """\
 examples:
-  shoal replay /var/lib/shoal/picker-0-1a2b3c4d.journal
-  shoal replay picker-0-1a2b3c4d.journal picker-0-1a2b3c4d.1.journal   # all parts of one run, in order
+  shoal replay /var/lib/shoal/journal                                  # every run in that folder
+  shoal replay picker-0-1a2b3c4d.journal picker-0-1a2b3c4d.1.journal   # all parts of one run
 """
 
 MAX_JOURNAL_BYTES = 4 << 30
-"""Of all parts together, which are held in memory."""
+"""Of all files together, which are held in memory."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,47 +31,63 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "replay",
         help="reproduce every command of a journal, or name the first that differs",
-        description="Feed a journal to a fresh router and say whether every command comes out the same.",
+        description="Feed a journal to a fresh router and say whether every command comes out the same; each run in the\n"
+        "files by itself.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", type=Path, help="the parts of one journal, in order")
+    parser.add_argument(
+        "journal", nargs="+", type=Path, metavar="JOURNAL", help="files of journals, or a folder of them"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay; 0 when all commands are the same, 1 when one differs.  Raises ConfigError or InvalidInput."""
-    opening, steps = _parts(args.files)
+    runs = _runs([each for path in args.journal for each in journals_at(path)])
     console = Console()
-    with Progress("replaying", BarColumn(), "{task.completed} steps", console=console, transient=True) as progress:
-        same, difference = replay(opening, progress.track(steps, total=None))
-    if difference is None:
-        console.print(f"{same} steps, every command the same")
-        return 0
-    console.print(f"step {difference.number} at {difference.now:.6f} s differs")
+    are_same = True
+    for name, (opening, steps) in runs.items():
+        with Progress("replaying", BarColumn(), "{task.completed} steps", console=console, transient=True) as progress:
+            same, difference = replay(opening, progress.track(steps, total=None))
+        which = f"{name}: " if len(runs) > 1 else ""
+        if difference is None:
+            console.print(f"{which}{same:,} steps, every command the same", markup=False)
+        else:
+            are_same = False
+            _show(console, which, difference)
+    return 0 if are_same else 1
+
+
+def _show(console: Console, which: str, difference: Difference) -> None:
+    console.print(f"{which}step {difference.number} at {difference.now:.6f} s differs", markup=False)
     for title, value in (
         ("event", difference.event),
         ("recorded", difference.recorded),
         ("replayed", difference.replayed),
     ):
         console.print(f"  {title}: {msgspec.json.encode(value).decode()}", markup=False)
-    return 1
 
 
-def _parts(files: list[Path]) -> tuple[Opening, Iterator[Step]]:
-    """Read the parts in order.  Raises InvalidInput when one is no journal, is missing, or is of another run."""
-    first: Opening | None = None
-    parts: list[Iterator[Step]] = []
-    for number, (path, data) in enumerate(zip(files, read_files(files, MAX_JOURNAL_BYTES), strict=True)):
+def _runs(files: list[Path]) -> dict[str, tuple[Opening, Iterator[Step]]]:
+    """Return the steps of each run, by the name of its first file.
+
+    Raises InvalidInput when a file is no journal, or a part of a run is missing.
+    """
+    parts: dict[str, list[tuple[Opening, Iterator[Step], Path]]] = {}
+    for path, data in zip(files, read_files(files, MAX_JOURNAL_BYTES), strict=True):
         try:
-            opening, more = read(data)
+            opening, steps = read(data)
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error}") from error
-        if opening.part != number:
-            raise InvalidInput(f"{path} is part {opening.part} of its journal; give all parts from 0 on, in order")
-        if first is not None and opening.run != first.run:
-            raise InvalidInput(f"{path} is of run {opening.run}, the parts before it of run {first.run}")
-        first = first or opening
-        parts.append(more)
-    assert first is not None
-    return first, chain.from_iterable(parts)
+        parts.setdefault(opening.run, []).append((opening, steps, path))
+    runs = {}
+    for mine in parts.values():
+        mine.sort(key=lambda each: each[0].part)
+        for number, (opening, _, path) in enumerate(mine):
+            if opening.part != number:
+                raise InvalidInput(
+                    f"{path} is part {opening.part} of its run, and part {number} is not among the files"
+                )
+        runs[str(mine[0][2])] = mine[0][0], chain.from_iterable(steps for _, steps, _ in mine)
+    return runs

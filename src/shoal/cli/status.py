@@ -74,7 +74,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_pool_flags(parser)
-    parser.add_argument("--once", action="store_true", help="print one table and exit")
+    parser.add_argument("--once", action="store_true", help="print one table and exit, as into a pipe or a file")
     parser.add_argument("--json", action="store_true", help="print the merged snapshot as JSON and exit")
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between readings (1)")
     parser.set_defaults(run=run)
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     rates = Rates()
     rates.update(pool.picture())
     interval_s = max(0.1, args.interval)
-    if args.once:
+    if args.once or not sys.stdout.isatty():
         time.sleep(interval_s)
         picture = pool.picture()
         rates.update(picture)

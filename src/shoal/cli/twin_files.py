@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from shoal.cli.inputs import read_files
+from shoal.cli.inputs import files_at, journals_at, read_files
 from shoal.kernel import ConfigError, InvalidInput
 from shoal.simulation import Experiment, Session, read_experiment
 from shoal.simulation.experiment import Perf, Trace, sessions_of, with_perf
@@ -68,7 +68,7 @@ def _read(trace: Trace, path: Path) -> list[Session]:
 
 def read_journal_files(paths: Iterable[Path]) -> list[bytes]:
     """Return journals' files; a folder stands for all in it.  Raises ConfigError or InvalidInput."""
-    return read_files([each for path in paths for each in _found(path, _SUFFIXES["journal"])], MAX_TRACE_BYTES)
+    return read_files([each for path in paths for each in journals_at(path)], MAX_TRACE_BYTES)
 
 
 def _files(path: Path, trace: Trace) -> list[bytes]:
@@ -82,20 +82,7 @@ def _files(path: Path, trace: Trace) -> list[bytes]:
         raise InvalidInput(f"the archive is damaged or not whole: {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}", source=str(path)) from None
-    return read_files(_found(path, suffix)[: limit or None], MAX_TRACE_BYTES)
-
-
-def _found(path: Path, suffix: str) -> list[Path]:
-    """Return the files that a path stands for, in order."""
-    if not (suffix and path.is_dir()):
-        return [path]
-    try:
-        found = sorted(each for each in path.iterdir() if each.name.endswith(suffix))
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
-    if not found:
-        raise ConfigError(f"has no file that ends in {suffix}", source=str(path))
-    return found
+    return read_files(files_at(path, suffix)[: limit or None], MAX_TRACE_BYTES)
 
 
 def _packed(path: Path, suffix: str, limit: int) -> list[bytes]:

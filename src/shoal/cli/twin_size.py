@@ -196,7 +196,7 @@ def _show(console: Console, candidates: list[_Candidate], slos: "list[Slo]", bes
             highlight=False,
         )
     seeds = len(next(iter(candidates[0].search.tried.values())))
-    console.print(f"Figures are the worst of {seeds} seeds.", style="dim")
+    console.print(f"Figures are the worst of {seeds} seeds." if seeds > 1 else "Figures are of one seed.", style="dim")
 
 
 def _document(candidates: list[_Candidate], slos: "list[Slo]", best: _Candidate | None) -> dict[str, object]:
