@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 
 from shoal.kernel import ConfigError
 from shoal.simulation import Cluster, ClusterConfig, Result, read_experiment, run_experiment
-from shoal.simulation.experiment import Trace, nodes_of
+from shoal.simulation.experiment import Trace, arriving, build, nodes_of
 from shoal.simulation.results import Sample
 
 SMALL = """
@@ -244,3 +245,13 @@ def test_a_fleet_has_some_engines_and_no_more_than_can_be_simulated(fleet: str) 
 def test_delays_of_an_experiment_are_those_of_its_pool() -> None:
     near, far = (run(SMALL + f"delays: {{network_s: {network_s}}}\n") for network_s in (0.0005, 0.3))
     assert far.ttft_p50_s > near.ttft_p50_s + 0.25
+
+
+def test_nothing_is_left_of_a_run_once_the_next_one_goes() -> None:
+    experiment = read_experiment("workload: {shape: hot, requests: 4}\nfleet: [{count: 1}]\n", "test")
+    first = build(experiment, 1)
+    first.run(arriving(experiment, 1))
+    left = weakref.ref(first)
+    del first
+    run_experiment(experiment, 2)
+    assert left() is None

@@ -3,13 +3,15 @@
 import pytest
 
 from shoal.kernel import InvalidInput
-from shoal.pool import Outcome, Request
+from shoal.pool import Endpoint, EndpointState, Outcome, Request, Signals
 from shoal.prefix import read_blocks
 from shoal.routing import Arrived, Ended, Event, Recorded
+from shoal.routing.events import EndpointJoined, LoadSeen
 from shoal.routing.journal import MAGIC, Opening, Step, encode
 from shoal.simulation import ClusterConfig, NodeConfig, Session, Turn, read_experiment, recorded
 from shoal.simulation.cluster import Cluster
 from shoal.simulation.experiment import Trace, nodes_of, run_experiment, sessions_of
+from shoal.simulation.observed import observe
 from shoal.simulation.prompts import Prompt
 
 CHATS = """
@@ -154,3 +156,26 @@ def test_lengths_that_no_prompt_has_are_cut() -> None:
     (session,) = recorded.journal([written([(0.0, Arrived(huge, OPENING.hashes())), *ended(1, 1.0, 1 << 60)])])
     (turn,) = turns(session)
     assert (turn.prompt.tokens, turn.output_tokens, turn.max_tokens) == (4_000_000, 4_000_000, 0)
+
+
+def test_a_request_that_ended_before_it_came_keeps_nobody_waiting() -> None:
+    steps = [arrived(1, 10.0, OPENING), *ended(1, -1e308, 5), arrived(2, 12.0, OPENING), *ended(2, 13.0, 5)]
+    (session,) = recorded.journal([written(steps)])
+    assert [turn.think_s for turn in turns(session)] == [0.0, 2.0]
+
+
+def test_what_no_engine_can_have_done_is_taken_as_far_as_one_can() -> None:
+    address = "10.0.0.1:80"
+    endpoint = EndpointJoined(Endpoint(id="e", address=address), EndpointState.READY)
+    huge = 1 << 60
+    outcome = Outcome(
+        status=200, served_address=address, ttft_s=1e300, duration_s=float("nan"),
+        prompt_tokens=huge, cached_tokens=huge, completion_tokens=huge,
+    )  # fmt: skip
+    signals = Signals(num_blocks=-5, block_size_tokens=-16)
+    pool = observe([written([(0.0, endpoint), (0.5, LoadSeen("e", signals)), arrived(1, 1.0, OPENING),
+                             (2.0, Recorded("r1", outcome))])])  # fmt: skip
+    (served,) = pool.seen["e"].served
+    assert (served.prompt_tokens, served.cached_tokens, served.output_tokens) == (4_000_000,) * 3
+    assert (served.ttft_s, served.total_s) == (None, None)
+    assert (pool.seen["e"].num_blocks, pool.seen["e"].block_size) == (0, 0)

@@ -31,8 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "replay",
         help="reproduce every command of a journal, or name the first that differs",
-        description="Feed a journal to a fresh router and say whether every command comes out the same; each run in the\n"
-        "files by itself.",
+        description="Feed a journal to a fresh router and say whether every command comes out the same, run by run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

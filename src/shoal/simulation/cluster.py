@@ -147,6 +147,8 @@ class Cluster:
             self._begin(self._idle.popleft())
         self._scrape()
         thresholds = gc.get_threshold()
+        # What is left of an earlier run, 50 MB of each of its routers, only the collector finds, and never of itself.
+        gc.collect()
         # A run makes many objects that live long and none that only the collector would find; those from before it need
         # not be looked at.
         gc.set_threshold(200_000, *thresholds[1:])

@@ -80,8 +80,10 @@ def asked(files: Iterable[bytes]) -> list[Asked]:
                 if request.has_body and (len(hashes) or request.prompt_tokens):
                     found[request.id] = Asked(request, hashes, step.now)
             elif isinstance(event, Ended) and event.request_id in found:
-                found[event.request_id].ended_s = step.now
-                found[event.request_id].outcome = event.outcome or found[event.request_id].outcome
+                one = found[event.request_id]
+                # One that ended before it came would make the next turn of its session wait for years.
+                one.ended_s = max(step.now, one.arrived_s)
+                one.outcome = event.outcome or one.outcome
             elif isinstance(event, Recorded) and event.request_id in found:
                 found[event.request_id].outcome = event.outcome
     return sorted(found.values(), key=lambda each: each.arrived_s)
