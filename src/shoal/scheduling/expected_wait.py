@@ -144,10 +144,8 @@ class ExpectedWaitScorer:
 
     def _score_many(self, request: Request, view: FleetView) -> Scores:
         requests = _counted(view, "inflight_requests")
-        trial = _trial(view)
-        # A fleet that is mostly new has no others to spare it: it shares the load at once.
-        bounded = trial if trial is not None and 2 * np.count_nonzero(trial) <= len(trial) else None
-        median, pace = self._speeds(view, trial)
+        trial, new = _trial(view)
+        median, pace = self._speeds(view, trial, is_all_new=new == len(requests))
         mean = _mean(requests)
         level = lowest(requests) + self._level_share * mean
         cost: Scores = _booked_s(view, trial, pace, median)
@@ -161,9 +159,10 @@ class ExpectedWaitScorer:
             busy = requests * pace
             self._add_own(cost, own_tokens(request, view), busy, _mean(busy), median, pace)
         scores: Scores = 1.0 / (1.0 + cost)
-        if bounded is not None:
-            limit = max(1.0, self._trial_share * _mean(requests[~bounded]))
-            scores[bounded & (requests >= limit)] = 0.0
+        # A fleet that is mostly new has no others to spare it: it shares the load at once.
+        if trial is not None and 2 * new <= len(requests):
+            limit = max(1.0, self._trial_share * _mean(requests[~trial]))
+            scores[trial & (requests >= limit)] = 0.0
         return scores
 
     def _add_own(
@@ -189,16 +188,13 @@ class ExpectedWaitScorer:
         """Seconds charged for each own token: up to its price at the endpoint's speed, what is above at the median."""
         return min(price, 1.0) * median * pace + max(price - 1.0, 0.0) * median
 
-    def _speeds(self, view: FleetView, trial: Mask | None) -> tuple[float, Scores | float]:
+    def _speeds(self, view: FleetView, trial: Mask | None, *, is_all_new: bool) -> tuple[float, Scores | float]:
         """Return the median seconds per token and each candidate's multiple of it, rounded to steps."""
         level = view.level("prefill_s_per_token")
         if level is not None and level > _FASTEST:
             return level, 1.0
         speed = known(view, "prefill_s_per_token")
-        is_all_new = trial is not None and bool(trial.all())
-        if trial is not None and not is_all_new:
-            speed = np.where(trial, np.nan, speed)
-        ordered = _ascending(speed)
+        ordered = _ascending(speed if trial is None or is_all_new else speed[~trial])
         median = _middle(ordered)
         if not median > _FASTEST:
             return self._default_speed, 1.0
@@ -207,7 +203,8 @@ class ExpectedWaitScorer:
         if self._step > 1 and ordered[-1] <= ordered[0] * self._step:
             return median, 1.0
         if len(ordered) < len(speed):
-            speed = np.where(np.isnan(speed), median, speed)
+            unknown = np.isnan(speed) if trial is None else np.isnan(speed) | trial
+            speed = np.where(unknown, median, speed)
         if self._step <= 1:
             return median, speed / median
         steps = np.rint(np.log(np.maximum(speed / median, 1e-3)) / math.log(self._step))
@@ -227,16 +224,14 @@ class ExpectedWaitScorer:
 _NEEDED = frozenset(ExpectedWaitScorer.needs)
 
 
-def _trial(view: FleetView) -> Mask | None:
-    """Return which candidates are on trial, None when none is."""
+def _trial(view: FleetView) -> tuple[Mask | None, int]:
+    """Return which candidates are on trial, None when none is, and how many."""
     level = view.level("is_trial")
     if level is not None and not level > 0:
-        return None
-    column = known(view, "is_trial")
-    if not highest(column) > 0:
-        return None
-    mask: Mask = column > 0
-    return mask
+        return None, 0
+    mask: Mask = known(view, "is_trial") > 0
+    count = int(np.count_nonzero(mask))
+    return (mask, count) if count else (None, 0)
 
 
 def _counted(view: FleetView, name: str) -> Scores:
@@ -251,8 +246,7 @@ def _booked_s(view: FleetView, trial: Mask | None, pace: Scores | float, median:
         seconds: Scores = view.column("inflight_prefill_s")
         if trial is not None:
             # Booked at an assumed speed; it counts at the one that the fleet was seen to have.
-            seconds = seconds.copy()
-            seconds[trial] = _counted(view, "inflight_uncached_tokens")[trial] * median
+            seconds = np.where(trial, _counted(view, "inflight_uncached_tokens") * median, seconds)
         return seconds
     booked: Scores = _counted(view, "inflight_uncached_tokens") * (pace * median)
     return booked
