@@ -80,7 +80,7 @@ def _runs(files: list[Path]) -> dict[str, tuple[Opening, Iterator[Step]]]:
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error}") from error
         parts.setdefault(opening.run, []).append((opening, steps, path))
-    runs = {}
+    runs: dict[str, tuple[Opening, Iterator[Step]]] = {}
     for mine in parts.values():
         mine.sort(key=lambda each: each[0].part)
         for number, (opening, _, path) in enumerate(mine):
