@@ -129,14 +129,12 @@ def _queue(scale: float) -> Figure:
     for number in range(_QUEUED, _QUEUED + count):
         now, came = number * 1e-3, ticket(number)
         began = clock()
-        assert not queue.full(came)
-        queue.offer(came, now)
+        assert not queue.offer(came, now)
         first = lane.first(now)
         assert first is not None
         goes = lane.next(first, now, is_held_back=False)
         assert goes is not None
-        queue.serve(goes, now)
-        queue.spent(goes, 1_000.0, now)
+        queue.went(goes, 1_000.0, now)
         spent.append(clock() - began)
     assert len(queue) == _QUEUED
     return Figure(value=float(np.median(spent)) / 1e3)

@@ -32,8 +32,7 @@ class Script:
 
     def add(self, tenant: str = "t", priority: int = 0, work: float = 100.0, **fields: Any) -> Ticket:
         ticket = self.ticket(tenant, priority, work, **fields)
-        assert not self.queue.full(ticket)
-        self.queue.offer(ticket, self.now)
+        assert not self.queue.offer(ticket, self.now)
         return ticket
 
     def next(self, lane: str = "", *, is_held_back: bool = False) -> Ticket | None:
@@ -45,8 +44,7 @@ class Script:
     def pop(self, lane: str = "") -> Ticket | None:
         ticket = self.next(lane)
         if ticket is not None:
-            self.queue.serve(ticket, self.now)
-            self.queue.spent(ticket, ticket.work_tokens, self.now)
+            self.queue.went(ticket, ticket.work_tokens, self.now)
         return ticket
 
     def drain(self, count: int = 10_000) -> list[str]:

@@ -1,44 +1,43 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.flow.ahead import MAX_GROUPS, Group, Stay, all_groups_ahead, groups_ahead, groups_before
+from shoal.flow import Ticket
+from shoal.flow.ahead import MAX_GROUPS, Group, all_groups_ahead, groups_ahead, groups_before
 from tests.flow.script import Script
 
 
 class Watched(Script):
-    """Keeps the stay of everybody, and who really was there when each came, by band and tenant."""
+    """Keeps the ticket of everybody, and who really was there when each came, by band and tenant."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gone: list[Stay] = []
+        self.gone: list[Ticket] = []
         self.there: dict[int, dict[tuple[int, str], int]] = {}
 
-    def come(self, tenant: str, priority: int = 0, lane: str = "") -> Stay:
-        live = self.queue.stays()
+    def come(self, tenant: str, priority: int = 0, lane: str = "") -> Ticket:
         found: dict[tuple[int, str], int] = {}
-        for each in live:
+        for each in self.queue.waits():
             if each.lane == lane and each.priority >= priority:
                 found[each.priority, each.tenant_id] = found.get((each.priority, each.tenant_id), 0) + 1
         ticket = self.add(tenant, priority=priority, lane=lane)
         self.there[ticket.number] = found
-        return Stay(lane, priority, tenant, ticket.number)
+        return ticket
 
-    def refuse(self, tenant: str) -> Stay:
-        ticket = self.ticket(tenant)
-        ahead = self.queue.lane("").ahead_of(0)
-        stay = self.queue.turned_away(ticket, ahead)
-        self.gone.append(stay)
-        return stay
+    def refuse(self, tenant: str) -> Ticket:
+        ticket, policy = self.ticket(tenant, size_bytes=2), self.queue.policy
+        self.queue.policy = policy._replace(max_bytes=1)
+        assert self.queue.offer(ticket, self.now) == "bytes of the queue"
+        self.queue.policy = policy
+        self.gone.append(ticket)
+        return ticket
 
-    def go(self, lane: str = "") -> Stay:
-        ticket = self.next(lane)
+    def go(self, lane: str = "") -> None:
+        ticket = self.pop(lane)
         assert ticket is not None
-        self.gone.append(self.queue.leaving(ticket, 0))
-        self.queue.serve(ticket, self.now)
-        return self.gone[-1]
+        self.gone.append(ticket)
 
-    def all(self) -> list[Stay]:
-        return [*self.gone, *self.queue.stays()]
+    def all(self) -> list[Ticket]:
+        return [*self.gone, *self.queue.waits()]
 
 
 def test_who_is_ahead_is_told_by_band_and_tenant() -> None:
@@ -64,7 +63,7 @@ def test_who_had_gone_before_it_came_was_not_ahead_and_who_went_later_was() -> N
     mine = script.come("me")
     script.go()
     assert groups_ahead(mine, script.all()) == (1, (Group(0, "a", 1),))
-    assert groups_before(mine, script.queue.stays()) == (0, ())
+    assert groups_before(mine, script.queue.waits()) == (0, ())
 
 
 def test_one_that_waits_has_before_it_the_higher_bands_and_who_came_earlier() -> None:
@@ -76,7 +75,7 @@ def test_one_that_waits_has_before_it_the_higher_bands_and_who_came_earlier() ->
     script.come("high", priority=3)
     script.come("low", priority=-3)
     script.come("elsewhere", priority=3, lane="other")
-    assert groups_before(mine, script.queue.stays()) == (3, (Group(3, "high", 1), Group(0, "a", 2)))
+    assert groups_before(mine, script.queue.waits()) == (3, (Group(3, "high", 1), Group(0, "a", 2)))
 
 
 def test_one_that_could_not_wait_has_ahead_of_it_who_waited_then() -> None:
@@ -121,16 +120,19 @@ def test_whatever_comes_and_goes_it_is_who_was_there(steps: list[tuple[str, int,
             script.go(lane)
     everybody = script.all()
     at_once = all_groups_ahead(everybody)
-    for stay in everybody:
-        ahead, groups = groups_ahead(stay, everybody)
-        assert at_once[stay.number] == groups
-        if stay.number in script.there:
-            there = script.there[stay.number]
+    for ticket in everybody:
+        ahead, groups = groups_ahead(ticket, everybody)
+        assert at_once[ticket.number] == groups
+        if ticket.number in script.there:
+            there = script.there[ticket.number]
             assert ahead == sum(there.values())
             assert {(group.priority, group.tenant_id): group.requests for group in groups}.items() <= there.items()
             assert len(groups) == min(MAX_GROUPS, len(there))
 
 
-def test_a_stay_that_is_told_twice_is_no_fault() -> None:
-    stays = [Stay("", 0, "a", 1, 3), Stay("", 0, "a", 2, 3), Stay("", 0, "a", 2, 3), Stay("", 0, "b", 3)]
-    assert all_groups_ahead(stays)[3] == (Group(0, "a", 3),)
+def test_a_request_that_is_told_twice_is_no_fault() -> None:
+    def ticket(tenant: str, number: int, left: int = 0) -> Ticket:
+        return Ticket("", tenant_id=tenant, number=number, left=left)
+
+    tickets = [ticket("a", 1, 3), ticket("a", 2, 3), ticket("a", 2, 3), ticket("b", 3)]
+    assert all_groups_ahead(tickets)[3] == (Group(0, "a", 3),)

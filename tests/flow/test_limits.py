@@ -112,6 +112,7 @@ def test_what_is_in_flight_has_to_fit_the_cache() -> None:
         AdaptiveDetector(initial_requests=8),
         ConcurrencyDetector(max_concurrency=7),
         ConcurrencyDetector(concurrency_mode="hybrid"),
+        ConcurrencyDetector(concurrency_mode="tokens", max_token_concurrency=4_000),
     ],
 )
 def test_plain_numbers_say_the_same_as_arrays(detector: FewDetector) -> None:
@@ -124,6 +125,7 @@ def test_plain_numbers_say_the_same_as_arrays(detector: FewDetector) -> None:
     }  # fmt: skip
     seen = loads(kv_capacity_tokens=[9_000.0, np.nan, 500.0, 1e6, np.nan, 3_000.0], **columns)
     assert detector.saturation_few(seen) == detector.saturation(seen).tolist()
+    assert [detector.saturation_at(seen, row) for row in range(6)] == detector.saturation_few(seen)
     if isinstance(detector, FewDraining):
         for ceiling in (0.25, 0.75, 1.0):
             assert detector.opens_in_s_few(seen, ceiling) == detector.opens_in_s(seen, ceiling).tolist()

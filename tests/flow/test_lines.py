@@ -22,11 +22,11 @@ def test_the_first_of_those_that_are_there_comes_first(steps: list[tuple[str, in
     order, model = Ascending(), list[tuple[float, int, Ticket]]()
     for number, (what, value) in enumerate(steps):
         if what == "push":
-            ticket = Ticket(str(number), number=number, is_live=True)
+            ticket = Ticket(str(number), number=number)
             order.push(float(value), ticket)
             model.append((float(value), number, ticket))
         elif what == "leave" and model:
-            model.pop(value % len(model))[2].is_live = False
+            model.pop(value % len(model))[2].left = number
         elif what == "pop" and model:
             assert order.first() is not None
             order.pop()

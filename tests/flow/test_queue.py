@@ -53,15 +53,16 @@ def test_a_band_that_may_not_go_holds_back_those_below_it() -> None:
 
 def test_requests_and_bytes_are_bounded_by_band_and_in_all() -> None:
     script = Script(max_requests=3, band_requests=2, band_bytes=1000)
-    assert script.queue.full(script.ticket(size_bytes=1001)) == "bytes of the band"
+    assert script.queue.offer(script.ticket(size_bytes=1001), 0.0) == "bytes of the band"
     script.add(size_bytes=600)
-    assert script.queue.full(script.ticket(size_bytes=600)) == "bytes of the band"
+    assert script.queue.offer(script.ticket(size_bytes=600), 0.0) == "bytes of the band"
     script.add(size_bytes=100)
-    assert script.queue.full(script.ticket()) == "requests of the band"
+    assert script.queue.offer(script.ticket(), 0.0) == "requests of the band"
     script.add(priority=1)
-    assert script.queue.full(script.ticket(priority=2)) == "requests of the queue"
+    assert script.queue.offer(script.ticket(priority=2), 0.0) == "requests of the queue"
     script.drain()
-    assert script.queue.full(script.ticket(size_bytes=1000)) == ""
+    assert script.queue.offer(script.ticket(size_bytes=1000), 0.0) == ""
+    script.drain()
     assert script.queue.size_bytes == 0
 
 
@@ -119,10 +120,10 @@ def test_who_waits_keeps_its_place_under_another_policy() -> None:
         order.append(script.add(tenant).request_id)
     other = Script(GlobalStrictFairness(), max_requests=1)
     renewed: list[Ticket] = []
-    script.queue.configure(other.queue._policy, renewed.append, script.now)
+    script.queue.configure(other.queue.policy, renewed.append, script.now)
     assert [each.request_id for each in renewed] == order
     assert len(script.queue) == 5
-    assert script.queue.full(script.ticket())
+    assert script.queue.offer(script.ticket(), script.now)
     assert script.drain() == order
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from shoal.routing import Ended
+from shoal.routing import Configured, Ended
+from shoal.routing.books import Flight
 from shoal.routing.commands import Hold
-from shoal.routing.explain import MAX_REFUSED
+from shoal.routing.explain import MAX_REFUSED, Refused
 from tests.routing.flowscript import FlowPool, flow_of
 
 TWELVE_AND_THREE = [
@@ -124,3 +125,27 @@ def test_all_that_is_known_comes_with_the_latest_first() -> None:
         pool.now += 1.0
     pool.finish("one")
     assert [each["request_id"] for each in pool.router.explanations.newest()] == ["two", "refused", "one"]
+
+
+def test_how_many_were_ahead_is_as_of_its_arrival_though_the_configuration_changes_meanwhile() -> None:
+    pool = FlowPool(flow_of(1))
+    for name in ("runs", "first", "second", "mine"):
+        pool.ask(name)
+    pool.finish("runs")
+    pool.finish("first")
+    pool.feed(Configured(flow_of(1)))
+    pool.finish("second")
+    seen = told(pool, "mine")
+    assert (seen["state"], seen["ahead"]) == ("sent", 2)
+
+
+def test_what_is_kept_of_a_request_that_ended_or_was_refused_holds_no_hashes() -> None:
+    pool = FlowPool(flow_of(1, control="  maxRequests: 1\n"))
+    for name in ("at-once", "waits", "refused"):
+        pool.ask(name)
+    pool.finish("at-once")
+    pool.finish("waits")
+    known = pool.router.explanations
+    kept: list[Flight | Refused] = [*known._sent.by_id.values(), *known._refused.by_id.values()]
+    assert [each.request.id for each in kept] == ["at-once", "waits", "refused"]
+    assert [each.ticket is not None and each.ticket.item for each in kept] == [None] * 3

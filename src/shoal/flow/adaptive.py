@@ -156,6 +156,16 @@ class AdaptiveDetector:
             for requests, uncached, output, capacity, clear_at, most, prefill_s in self._each(loads)
         ]
 
+    def saturation_at(self, loads: Loads, row: int) -> float:
+        """Return that of one endpoint."""
+        self._follow(loads)
+        tokens = loads.inflight_tokens.item(row) + loads.output_tokens.item(row)
+        return max(
+            loads.inflight_requests.item(row) / self._requests.item(row),
+            tokens / loads.kv_capacity_tokens.item(row),
+            (loads.clear_at.item(row) - loads.now) / self._prefill_s.item(row),
+        )
+
     def _each(self, loads: Loads) -> "zip[tuple[float, ...]]":
         """The figures of each endpoint: requests, uncached and output tokens, capacity, when clear, and both limits."""
         self._follow(loads)

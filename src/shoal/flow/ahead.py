@@ -9,26 +9,11 @@ from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-import msgspec
+from shoal.flow.tickets import Ticket
 
 MAX_GROUPS = 5
 """Groups that are named."""
-STILL_THERE = 1 << 62
-
-
-class Stay(msgspec.Struct, frozen=True, gc=False):
-    """A request's time in the queue.
-
-    lane: its own, since others wait for other endpoints.  number: how many had come with it.  left: how many had come
-    when it left, STILL_THERE while it waits.  ahead: how many were there before it.
-    """
-
-    lane: str
-    priority: int
-    tenant_id: str
-    number: int
-    left: int = STILL_THERE
-    ahead: int = 0
+_STILL_THERE = 1 << 62
 
 
 class Group(NamedTuple):
@@ -39,26 +24,26 @@ class Group(NamedTuple):
     requests: int
 
 
-def groups_ahead(stay: Stay, others: Iterable[Stay]) -> tuple[int, tuple[Group, ...]]:
+def groups_ahead(ticket: Ticket, others: Iterable[Ticket]) -> tuple[int, tuple[Group, ...]]:
     """How many of `others` were there when a request came, in its band or a higher one, and the larger groups of them.
 
     The highest band comes first, in a band the largest group.
     """
-    lane, priority, number = stay.lane, stay.priority, stay.number
+    lane, priority, number = ticket.lane, ticket.priority, ticket.number
     counts = Counter(
         (each.priority, each.tenant_id)
         for each in others
-        if each.number < number <= each.left and each.priority >= priority and each.lane == lane
+        if each.number < number <= (each.left or _STILL_THERE) and each.priority >= priority and each.lane == lane
     )
     return counts.total(), _largest(counts)
 
 
-def groups_before(stay: Stay, waiting: Iterable[Stay]) -> tuple[int, tuple[Group, ...]]:
+def groups_before(ticket: Ticket, waiting: Iterable[Ticket]) -> tuple[int, tuple[Group, ...]]:
     """How many of those that wait go before one of them as things stand, and the larger groups of them.
 
     All of the higher bands, and of its own who came before it; in which order tenants take turns is not foreseen.
     """
-    lane, priority, number = stay.lane, stay.priority, stay.number
+    lane, priority, number = ticket.lane, ticket.priority, ticket.number
     counts = Counter(
         (each.priority, each.tenant_id)
         for each in waiting
@@ -67,19 +52,19 @@ def groups_before(stay: Stay, waiting: Iterable[Stay]) -> tuple[int, tuple[Group
     return counts.total(), _largest(counts)
 
 
-def all_groups_ahead(stays: Iterable[Stay]) -> dict[int, tuple[Group, ...]]:
+def all_groups_ahead(tickets: Iterable[Ticket]) -> dict[int, tuple[Group, ...]]:
     """The larger groups ahead of each of these requests among them all, by the number that it came with."""
     found: dict[int, tuple[Group, ...]] = {}
     there: dict[str, Counter[tuple[int, str]]] = {}
     leaving: list[tuple[int, str, tuple[int, str]]] = []
-    for stay in sorted(stays, key=lambda each: each.number):
-        while leaving and leaving[0][0] < stay.number:
+    for ticket in sorted(tickets, key=lambda each: each.number):
+        while leaving and leaving[0][0] < ticket.number:
             _, lane, key = heappop(leaving)
             there[lane][key] -= 1
-        counts = there.setdefault(stay.lane, Counter())
-        found[stay.number] = _largest({key: count for key, count in counts.items() if key[0] >= stay.priority})
-        counts[stay.priority, stay.tenant_id] += 1
-        heappush(leaving, (stay.left, stay.lane, (stay.priority, stay.tenant_id)))
+        counts = there.setdefault(ticket.lane, Counter())
+        found[ticket.number] = _largest({key: count for key, count in counts.items() if key[0] >= ticket.priority})
+        counts[ticket.priority, ticket.tenant_id] += 1
+        heappush(leaving, (ticket.left or _STILL_THERE, ticket.lane, (ticket.priority, ticket.tenant_id)))
     return found
 
 

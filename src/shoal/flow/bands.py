@@ -8,6 +8,7 @@ band is `fairness`; how much may wait is `queue`.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from shoal.flow.drain import DrainRate
 from shoal.flow.fairness import Fairness
 from shoal.flow.lines import Line
 from shoal.flow.ordering import Ordering
@@ -33,50 +34,64 @@ class BandPolicy(NamedTuple):
     signature: object = None
 
 
+class Occupancy:
+    """What waits of one priority, over all lanes, and under which policy."""
+
+    __slots__ = ("policy", "requests", "size_bytes")
+
+    def __init__(self, policy: BandPolicy) -> None:
+        self.policy = policy
+        self.requests = 0
+        self.size_bytes = 0
+
+
 class Band:
     """The requests of one priority in one lane.
 
-    owed_tokens: by how much it is below its minimum share.  turns: says who goes next, and hears what requests cost.
-    waiting: the lines in which somebody waits by their tenant, in the order in which they came to be.
+    held: all of that priority, with its policy.  owed_tokens: by how much it is below its minimum share.  turns: says
+    who goes next, and hears what requests cost.  waiting: the lines in which somebody waits by their tenant, in the
+    order in which they came to be.
     """
 
-    __slots__ = ("_lines", "owed_tokens", "policy", "priority", "size", "turns", "waiting")
+    __slots__ = ("_lines", "_ordering", "held", "owed_tokens", "priority", "size", "turns", "waiting")
 
-    def __init__(self, priority: int, policy: BandPolicy) -> None:
+    def __init__(self, priority: int, held: Occupancy) -> None:
         self.priority = priority
-        self.policy = policy
+        self.held = held
         self.size = 0
         self.owed_tokens = 0.0
         self._lines: dict[str, Line] = {}
         self.waiting: dict[str, Line] = {}
-        self.turns = policy.fairness.turns()
+        self._ordering = held.policy.ordering
+        self.turns = held.policy.fairness.turns()
 
     def push(self, ticket: Ticket, now: float) -> None:
         """Put a request into its tenant's line."""
-        ticket.key = key = self.policy.ordering.key(ticket)
-        line = self._lines.get(ticket.tenant_id)
+        key, line = self._ordering.key(ticket), self._lines.get(ticket.tenant_id)
         if line is None:
             if len(self._lines) >= MAX_IDLE_LINES:
                 self._lines = {name: each for name, each in self._lines.items() if each.size}
             line = self._lines[ticket.tenant_id] = Line(ticket.tenant_id)
-        ticket.is_live = True
         if not line.size:
             self.waiting[ticket.tenant_id] = line
         line.size += 1
         self.size += 1
+        self.held.requests += 1
+        self.held.size_bytes += ticket.size_bytes
         if line.push(key, ticket) and line.head() is ticket:
             self.turns.wake(line, now)
 
-    def take(self, ticket: Ticket, now: float, *, is_served: bool) -> None:
+    def take(self, ticket: Ticket, now: float, is_served: bool) -> None:
         """Take the request whose turn it is and that goes, or any that does not go."""
         line = self._lines[ticket.tenant_id]
-        ticket.is_live = False
-        line.left()
+        line.left(ticket)
         if not line.size:
             del self.waiting[ticket.tenant_id]
         self.size -= 1
         if not self.size:
             self.owed_tokens = 0.0
+        self.held.requests -= 1
+        self.held.size_bytes -= ticket.size_bytes
         if is_served:
             self.turns.served(line, now)
         elif line.size:
@@ -90,27 +105,46 @@ class Band:
 class Lane:
     """The bands of requests that can go to the same endpoints, the highest priority first, and by their priority.
 
-    size: requests that wait.  empty_since: since when no endpoint could serve it, None while one can.  filled_at: when
-    one was there again.
+    held_of: what waits of a priority, over all lanes.  size: requests that wait.  drain: how fast they go.
+    empty_since: since when no endpoint could serve it, None while one can.  filled_at: when one was there again.
     """
 
-    __slots__ = ("_is_strict", "_share_ratio", "bands", "by_priority", "empty_since", "filled_at", "name", "size")
+    __slots__ = (
+        "_held_of",
+        "_is_strict",
+        "_share_ratio",
+        "bands",
+        "by_priority",
+        "drain",
+        "empty_since",
+        "filled_at",
+        "name",
+        "size",
+    )
 
-    def __init__(self, name: str, *, is_strict: bool = False, minimum_share_ratio: float = 0.1) -> None:
+    def __init__(
+        self, name: str, held_of: Callable[[int], Occupancy], is_strict: bool, minimum_share_ratio: float
+    ) -> None:
         self.name = name
-        self.size = 0
-        self.bands: list[Band] = []
+        self.drain = DrainRate()
         self.empty_since: float | None = None
         self.filled_at = float("-inf")
+        self._held_of = held_of
+        self.configure(is_strict, minimum_share_ratio)
+
+    def configure(self, is_strict: bool, minimum_share_ratio: float) -> None:
+        """Begin without bands under another policy."""
+        self.size = 0
+        self.bands: list[Band] = []
         self.by_priority: dict[int, Band] = {}
         self._is_strict = is_strict
         self._share_ratio = minimum_share_ratio
 
-    def band(self, priority: int, policy_of: Callable[[int], BandPolicy]) -> Band:
+    def band(self, priority: int) -> Band:
         """The band of a priority, made when it is new."""
         band = self.by_priority.get(priority)
         if band is None:
-            band = self.by_priority[priority] = Band(priority, policy_of(priority))
+            band = self.by_priority[priority] = Band(priority, self._held_of(priority))
             self.bands = sorted(self.by_priority.values(), key=lambda each: -each.priority)
         return band
 
@@ -130,7 +164,7 @@ class Lane:
                 return band.turns.next(now)
         return None
 
-    def next(self, first: Ticket, now: float, *, is_held_back: bool) -> Ticket | None:
+    def next(self, first: Ticket, now: float, is_held_back: bool) -> Ticket | None:
         """The request that goes next where there is room, None when nobody may.
 
         first: what `first` says.  is_held_back: the room is not for its band, only for one that is owed its share.

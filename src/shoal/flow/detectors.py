@@ -59,6 +59,10 @@ class FewDetector(Detector, Protocol):
         """Return what `saturation` would."""
         ...
 
+    def saturation_at(self, loads: Loads, row: int) -> float:
+        """Return that of one endpoint."""
+        ...
+
 
 def _above_zero(**values: float) -> None:
     for name, value in values.items():
@@ -136,8 +140,19 @@ class ConcurrencyDetector:
 
     def saturation_few(self, loads: Loads) -> list[float]:
         """Return the same as plain numbers."""
-        most = self._requests
         if self._mode == "requests":
-            return [requests / most for requests in loads.inflight_requests.tolist()]
-        values: list[float] = self.saturation(loads).tolist()
-        return values
+            most = self._requests
+            levels: list[float] = loads.inflight_requests.tolist()
+            # For a few a loop costs less than making a list of another.
+            for row, requests in enumerate(levels):
+                levels[row] = requests / most
+            return levels
+        return [self.saturation_at(loads, row) for row in range(len(loads.ids))]
+
+    def saturation_at(self, loads: Loads, row: int) -> float:
+        """Return that of one endpoint."""
+        requests = loads.inflight_requests.item(row) / self._requests
+        if self._mode == "requests":
+            return requests
+        tokens = loads.inflight_tokens.item(row) / self._tokens
+        return tokens if self._mode == "tokens" else max(requests, tokens)

@@ -89,8 +89,9 @@ class _TokenTurns:
             if entry is share.entry:
                 line = share.line
                 if line is not None and line.size:
-                    if entry[1] == share.version:
-                        return line.head()
+                    if entry[1] == share.version or len(heap) == 1:
+                        first = line.first()
+                        return None if first is None else first[2]
                     share.entry = entry = (share.level, share.version, share)
                     heapq.heapreplace(heap, entry)
                     continue
@@ -108,9 +109,12 @@ class _TokenTurns:
             if share.level < self._level:
                 share.level = self._level
             self._level = share.level
-        share.level += tokens / weight
+        share.level = level = share.level + tokens / weight
         if share.line is not None:
-            self._move(share)
+            if share.entry is not None and share.entry[0] <= level:
+                self._moves = share.version = self._moves + 1
+            else:
+                self._move(share)
 
     def _share(self, tenant_id: str) -> _Share:
         share = self._shares.get(tenant_id)
@@ -167,22 +171,21 @@ class _GlobalTurns:
         self._heap: list[tuple[float, int, Line, Ticket]] = []
 
     def wake(self, line: Line, now: float) -> None:
-        head = line.head()
-        if head is not None:
-            heapq.heappush(self._heap, (head.key, head.number, line, head))
+        first = line.first()
+        if first is not None:
+            heapq.heappush(self._heap, (first[0], first[1], line, first[2]))
 
     def next(self, now: float) -> Ticket | None:
         heap = self._heap
         while heap:
             _, _, line, ticket = heap[0]
-            head = line.head()
-            if head is ticket:
+            first = line.first()
+            if first is not None and first[2] is ticket:
                 return ticket
             heapq.heappop(heap)
-            if ticket.is_live or head is None:
-                continue
-            # The head left, and nobody woke the line for the one behind it.
-            heapq.heappush(heap, (head.key, head.number, line, head))
+            if first is not None and ticket.left:
+                # The head left, and nobody woke the line for the one behind it.
+                heapq.heappush(heap, (first[0], first[1], line, first[2]))
         return None
 
     def served(self, line: Line, now: float) -> None:

@@ -17,7 +17,7 @@ Entry = tuple[float, int, Ticket]
 
 
 class Ascending:
-    """Entries of tickets; those of tickets that are not live count for nothing."""
+    """Entries of tickets; those of tickets that have left count for nothing."""
 
     __slots__ = ("_rest", "_run")
 
@@ -31,7 +31,7 @@ class Ascending:
 
     def __iter__(self) -> Iterator[Ticket]:
         """The tickets of all entries, in no order."""
-        yield from [entry[2] for entry in (*self._run, *self._rest) if entry[2].is_live]
+        yield from [entry[2] for entry in (*self._run, *self._rest) if not entry[2].left]
 
     def push(self, figure: float, ticket: Ticket) -> bool:
         """Add an entry; returns False where others stand before it, True where they may not."""
@@ -42,7 +42,7 @@ class Ascending:
         last = run[-1]
         if entry > last:
             run.append(entry)
-            return not last[2].is_live
+            return last[2].left > 0
         heappush(self._rest, entry)
         return True
 
@@ -51,13 +51,13 @@ class Ascending:
         run, rest = self._run, self._rest
         while run and not rest:
             entry = run[0]
-            if entry[2].is_live:
+            if not entry[2].left:
                 return entry
             run.popleft()
         while run or rest:
             is_next = not rest or (bool(run) and run[0] < rest[0])
             entry = run[0] if is_next else rest[0]
-            if entry[2].is_live:
+            if not entry[2].left:
                 return entry
             self._drop(is_next)
         return None
@@ -75,8 +75,8 @@ class Ascending:
 
     def prune(self) -> None:
         """Drop the entries that count for nothing."""
-        self._run = deque([entry for entry in self._run if entry[2].is_live])
-        self._rest = [entry for entry in self._rest if entry[2].is_live]
+        self._run = deque([entry for entry in self._run if not entry[2].left])
+        self._rest = [entry for entry in self._rest if not entry[2].left]
         heapify(self._rest)
 
 
@@ -95,8 +95,11 @@ class Line(Ascending):
         first = self.first()
         return None if first is None else first[2]
 
-    def left(self) -> None:
-        """Note that one of its tickets is live no more."""
+    def left(self, ticket: Ticket) -> None:
+        """Note that one of its tickets has left."""
         self.size -= 1
-        if len(self._run) + len(self._rest) > 2 * self.size + 64:
+        run = self._run
+        if run and run[0][2] is ticket:
+            run.popleft()
+        elif len(run) + len(self._rest) > 2 * self.size + 64:
             self.prune()

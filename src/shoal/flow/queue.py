@@ -6,12 +6,10 @@ neither endpoints nor clients.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from shoal.flow.ahead import Stay
-from shoal.flow.bands import BandPolicy, Lane
-from shoal.flow.drain import DrainRate
+from shoal.flow.bands import BandPolicy, Lane, Occupancy
 from shoal.flow.lines import Ascending
 from shoal.flow.tickets import Ticket
 
@@ -40,17 +38,6 @@ class QueuePolicy(NamedTuple):
         return self.bands.get(priority) or (self.fallback if priority >= 0 else self.negative_fallback)
 
 
-class Occupancy:
-    """What waits of one priority, over all lanes, and under which policy."""
-
-    __slots__ = ("policy", "requests", "size_bytes")
-
-    def __init__(self, policy: BandPolicy) -> None:
-        self.policy = policy
-        self.requests = 0
-        self.size_bytes = 0
-
-
 class BandLine(NamedTuple):
     """Who waits of one priority, over all lanes, by tenant.  since: arrival of who waits longest, None for nobody."""
 
@@ -62,149 +49,145 @@ class BandLine(NamedTuple):
 class Queue:
     """The requests that wait.
 
-    size: how many; size_bytes: of their bodies.  earliest: none of them gives up before, infinite where none will.
+    policy: how they wait.  lanes: by name, in the order in which they came up.  live: by id, in the order in which they
+    came.  earliest: none of them gives up before, infinite where none will.
     """
 
     __slots__ = (
-        "_drains",
         "_expiry",
-        "_gone",
-        "_lanes",
-        "_live",
         "_number",
         "_occupancy",
-        "_policy",
+        "_pruned_at",
         "earliest",
-        "size",
-        "size_bytes",
+        "lanes",
+        "live",
+        "policy",
     )
 
     def __init__(self, policy: QueuePolicy) -> None:
-        self._policy = policy
-        self._lanes: dict[str, Lane] = {}
-        self._live: dict[str, Ticket] = {}
+        self.policy = policy
+        self.lanes: dict[str, Lane] = {}
+        self.live: dict[str, Ticket] = {}
         self._expiry = Ascending()
         self._occupancy: dict[int, Occupancy] = {}
-        self._drains: dict[str, DrainRate] = {}
         self._number = 0
-        self._gone = 0
-        self.size = 0
-        self.size_bytes = 0
+        self._pruned_at = 0
         self.earliest = math.inf
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.live)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the bodies of all that wait."""
+        return sum(held.size_bytes for held in self._occupancy.values())
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._live
+        return request_id in self.live
 
     # ------------------------------------------------------------------ in
 
-    def full(self, ticket: Ticket) -> str:
-        """Why a request cannot wait as well: what is full, "" when it can."""
-        policy = self._policy
-        held = self._occupancy.get(ticket.priority) or Occupancy(policy.of(ticket.priority))
-        band = held.policy
-        if policy.max_bytes and self.size_bytes + ticket.size_bytes > policy.max_bytes:
-            return "bytes of the queue"
-        if policy.max_requests and self.size >= policy.max_requests:
-            return "requests of the queue"
-        if band.max_bytes and held.size_bytes + ticket.size_bytes > band.max_bytes:
-            return "bytes of the band"
-        return "requests of the band" if band.max_requests and held.requests >= band.max_requests else ""
+    def offer(self, ticket: Ticket, now: float) -> str:
+        """Let a request wait if it can, and note how many are ahead of it.
 
-    def offer(self, ticket: Ticket, now: float) -> None:
-        """Let a request wait; whoever asks has looked at `full`."""
-        self._number += 1
-        ticket.number = self._number
-        self._live[ticket.request_id] = ticket
-        self.size += 1
-        lane = self._lanes.get(ticket.lane) or self.lane(ticket.lane)
-        band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority, self._policy.of)
+        Returns what is full, and then it does not wait; "" when it does.
+        """
+        lane = self.lanes.get(ticket.lane) or self.lane(ticket.lane)
+        policy, size_bytes = self.policy, ticket.size_bytes
+        held = self._occupancy.get(ticket.priority) or self._held(ticket.priority)
+        own, full = held.policy, ""
+        if policy.max_bytes and self.size_bytes + size_bytes > policy.max_bytes:
+            full = "bytes of the queue"
+        elif policy.max_requests and len(self.live) >= policy.max_requests:
+            full = "requests of the queue"
+        elif own.max_bytes and held.size_bytes + size_bytes > own.max_bytes:
+            full = "bytes of the band"
+        elif own.max_requests and held.requests >= own.max_requests:
+            full = "requests of the band"
+        if not full:
+            self.put(ticket, lane, now)
+            return ""
+        ticket.ahead = lane.ahead_of(ticket.priority)
+        self._number = ticket.number = ticket.left = self._number + 1
+        return full
+
+    def put(self, ticket: Ticket, lane: Lane, now: float) -> None:
+        """Let a request wait, however full it is, and note how many are ahead of it."""
+        ticket.ahead = lane.ahead_of(ticket.priority)
+        self._number = ticket.number = number = self._number + 1
+        band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority)
         band.push(ticket, now)
-        if not lane.size and (drain := self._drains.get(ticket.lane)) is not None:
-            drain.woke(now)
+        if not lane.size:
+            lane.drain.woke(now)
         lane.size += 1
-        held = self._occupancy.get(ticket.priority)
-        if held is None:
-            held = self._occupancy[ticket.priority] = Occupancy(self._policy.of(ticket.priority))
-        held.requests += 1
-        held.size_bytes += ticket.size_bytes
-        self.size_bytes += ticket.size_bytes
+        self.live[ticket.request_id] = ticket
         self._watch(ticket, lane)
+        if number > self._pruned_at:
+            # At most so many more have come, and left, than wait.
+            self._pruned_at = number + len(self.live) + 256
+            self._expiry.prune()
 
     def lane(self, name: str) -> Lane:
         """The lane of that name, made when it is new."""
-        lane = self._lanes.get(name)
+        lane = self.lanes.get(name)
         if lane is None:
-            if len(self._lanes) >= MAX_LANES:
-                self._lanes = {each.name: each for each in self._lanes.values() if each.size}
-            policy = self._policy
-            lane = Lane(name, is_strict=policy.is_strict, minimum_share_ratio=policy.minimum_share_ratio)
-            self._lanes[name] = lane
+            if len(self.lanes) >= MAX_LANES:
+                self.lanes = {each.name: each for each in self.lanes.values() if each.size}
+            policy = self.policy
+            lane = self.lanes[name] = Lane(name, self._held, policy.is_strict, policy.minimum_share_ratio)
         return lane
+
+    def _held(self, priority: int) -> Occupancy:
+        held = self._occupancy.get(priority)
+        if held is None:
+            held = self._occupancy[priority] = Occupancy(self.policy.of(priority))
+        return held
 
     def waiting_lanes(self) -> list[Lane]:
         """The lanes in which somebody waits, in the order in which they came up first."""
-        return [lane for lane in self._lanes.values() if lane.size]
+        return [lane for lane in self.lanes.values() if lane.size]
 
     # ------------------------------------------------------------------ out
 
-    def serve(self, ticket: Ticket, now: float) -> None:
-        """Take the request that a lane's `next` gave."""
-        self._remove(ticket, now, is_served=True)
+    def went(self, ticket: Ticket, tokens: float, now: float) -> None:
+        """Note that a request goes to an endpoint, at once or after a wait, and what it is thought to cost.
 
-    def take(self, request_id: str, now: float) -> Ticket | None:
-        """Take a request out of the queue, wherever it stands; None when it does not wait."""
-        ticket = self._live.get(request_id)
-        if ticket is not None:
-            self._remove(ticket, now, is_served=False)
-        return ticket
-
-    def _remove(self, ticket: Ticket, now: float, *, is_served: bool) -> None:
-        lane = self._lanes[ticket.lane]
-        lane.by_priority[ticket.priority].take(ticket, now, is_served=is_served)
-        lane.size -= 1
-        del self._live[ticket.request_id]
-        self.size -= 1
-        held = self._occupancy[ticket.priority]
-        held.requests -= 1
-        held.size_bytes -= ticket.size_bytes
-        self.size_bytes -= ticket.size_bytes
-        self._gone += 1
-        if self._gone > self.size + 256:
-            self._gone = 0
-            self._expiry.prune()
-
-    def spent(self, ticket: Ticket, tokens: float, now: float) -> None:
-        """Note that a request has gone to an endpoint, at once or after a wait, and what it is thought to cost."""
-        lane = self._lanes.get(ticket.lane) or self.lane(ticket.lane)
-        band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority, self._policy.of)
+        Of those that wait it is one that a lane's `next` gave.
+        """
+        lane = self.lanes.get(ticket.lane) or self.lane(ticket.lane)
+        band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority)
+        if ticket.number:
+            ticket.left = self._number
+            del self.live[ticket.request_id]
+            lane.size -= 1
+            band.take(ticket, now, True)
         band.turns.charge(ticket.tenant_id, ticket.weight, tokens, now)
         if len(lane.bands) > 1:
             lane.spent(ticket.priority, tokens)
-        drain = self._drains.get(ticket.lane)
-        if drain is None:
-            if len(self._drains) >= MAX_LANES:
-                self._drains.clear()
-            drain = self._drains[ticket.lane] = DrainRate()
-        drain.left(now)
+        lane.drain.left(now)
+
+    def take(self, request_id: str, now: float) -> Ticket | None:
+        """Take a request out of the queue, wherever it stands; None when it does not wait."""
+        ticket = self.live.pop(request_id, None)
+        if ticket is not None:
+            ticket.left = self._number
+            lane = self.lanes[ticket.lane]
+            lane.size -= 1
+            lane.by_priority[ticket.priority].take(ticket, now, False)
+        return ticket
 
     def correct(self, ticket: Ticket, tokens: float, now: float) -> None:
         """Note that a request which has gone cost so many tokens more (or less) than it was thought to."""
-        lane = self._lanes.get(ticket.lane)
+        lane = self.lanes.get(ticket.lane)
         if lane is not None and tokens:
-            band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority, self._policy.of)
+            band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority)
             band.turns.charge(ticket.tenant_id, ticket.weight, tokens, now, is_late=True)
 
     # ------------------------------------------------------------------ giving up
 
     def _gives_up(self, ticket: Ticket, lane: Lane) -> float:
         """When a request waits no longer, as things stand."""
-        came, ttl_s = ticket.arrived_at, ticket.ttl_s
-        if lane.empty_since is None and lane.filled_at <= came:
-            return came + ttl_s if came + ttl_s < ticket.deadline else ticket.deadline
-        no_endpoint_s = self._policy.no_endpoint_ttl_s or math.inf
+        came, ttl_s, no_endpoint_s = ticket.arrived_at, ticket.ttl_s, self.policy.no_endpoint_ttl_s or math.inf
         if lane.empty_since is not None:
             gives_up = max(came, lane.empty_since) + no_endpoint_s
         else:
@@ -214,13 +197,15 @@ class Queue:
 
     def _watch(self, ticket: Ticket, lane: Lane) -> None:
         """Note when a request gives up."""
-        gives_up = self._gives_up(ticket, lane)
+        gives_up = ticket.arrived_at + ticket.ttl_s
+        if ticket.deadline < gives_up or lane.empty_since is not None or lane.filled_at > ticket.arrived_at:
+            gives_up = self._gives_up(ticket, lane)
+        if gives_up < self.earliest:
+            self.earliest = gives_up
         if gives_up < math.inf:
             self._expiry.push(gives_up, ticket)
-            if gives_up < self.earliest:
-                self.earliest = gives_up
 
-    def seen(self, lane: Lane, *, has_endpoints: bool, now: float) -> None:
+    def seen(self, lane: Lane, has_endpoints: bool, now: float) -> None:
         """Note whether a lane has any endpoint: what its requests may wait depends on it."""
         if has_endpoints == (lane.empty_since is None):
             return
@@ -238,11 +223,11 @@ class Queue:
         while len(found) < limit and (first := self._expiry.first()) is not None and first[0] <= now:
             ticket = first[2]
             self._expiry.pop()
-            lane = self._lanes[ticket.lane]
+            lane = self.lanes[ticket.lane]
             if self._gives_up(ticket, lane) > now:
                 self._watch(ticket, lane)
                 continue
-            self._remove(ticket, now, is_served=False)
+            self.take(ticket.request_id, now)
             found.append(ticket)
         due = self.deadline()
         self.earliest = math.inf if due is None else due
@@ -257,14 +242,12 @@ class Queue:
 
     def wait_s(self, ticket: Ticket, now: float) -> float | None:
         """How long a request that came now would wait, by how fast its lane drains; None while that is not known."""
-        lane, drain = self._lanes.get(ticket.lane), self._drains.get(ticket.lane)
-        if drain is None:
-            return None
-        return drain.wait_s(lane.ahead_of(ticket.priority) if lane is not None else 0, now)
+        lane = self.lanes.get(ticket.lane)
+        return None if lane is None else lane.drain.wait_s(lane.ahead_of(ticket.priority), now)
 
     def drain_per_s(self, now: float) -> float:
         """Requests that went per second of late, over all lanes."""
-        return sum(drain.per_s(now) for drain in self._drains.values())
+        return sum(lane.drain.per_s(now) for lane in self.lanes.values())
 
     def occupancy(self) -> Mapping[int, Occupancy]:
         """What waits by priority."""
@@ -272,41 +255,27 @@ class Queue:
 
     def oldest(self, count: int) -> list[Ticket]:
         """The first that came of those that wait."""
-        return list(itertools.islice(self._live.values(), count))
+        return list(itertools.islice(self.live.values(), count))
 
-    @property
-    def policy(self) -> QueuePolicy:
-        """How requests wait."""
-        return self._policy
-
-    def leaving(self, ticket: Ticket, ahead: int) -> Stay:
-        """What is kept of a request that leaves now.  ahead: how many were there before it."""
-        return Stay(ticket.lane, ticket.priority, ticket.tenant_id, ticket.number, self._number, ahead)
-
-    def turned_away(self, ticket: Ticket, ahead: int) -> Stay:
-        """What is kept of a request that came and could not wait."""
-        self._number += 1
-        return Stay(ticket.lane, ticket.priority, ticket.tenant_id, self._number, self._number, ahead)
-
-    def stays(self) -> list[Stay]:
-        """Everybody who waits."""
-        return [Stay(each.lane, each.priority, each.tenant_id, each.number) for each in self._live.values()]
+    def waits(self) -> Collection[Ticket]:
+        """Everybody who waits, in the order in which they came."""
+        return self.live.values()
 
     def find(self, request_id: str) -> Ticket | None:
         """A request that waits, None when it does not."""
-        return self._live.get(request_id)
+        return self.live.get(request_id)
 
     def waiting(self, priority: int) -> BandLine:
         """Who waits of one priority."""
         requests: dict[str, int] = {}
         weights: dict[str, float] = {}
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             band = lane.by_priority.get(priority)
             for tenant_id, line in band.waiting.items() if band is not None else ():
                 head = line.head()
                 requests[tenant_id] = requests.get(tenant_id, 0) + line.size
                 weights[tenant_id] = head.weight if head is not None else 1.0
-        oldest = next((ticket for ticket in self._live.values() if ticket.priority == priority), None)
+        oldest = next((ticket for ticket in self.live.values() if ticket.priority == priority), None)
         return BandLine(requests, weights, None if oldest is None else oldest.arrived_at)
 
     # ------------------------------------------------------------------ another policy
@@ -316,16 +285,14 @@ class Queue:
 
         renew: brings a request's priority, weight and time to live up to the new configuration.
         """
-        waiting = sorted(self._live.values(), key=lambda ticket: ticket.number)
-        before = self._lanes
-        self._policy, self._lanes, self._occupancy, self._expiry = policy, {}, {}, Ascending()
-        self.size = self.size_bytes = 0
+        waiting = sorted(self.live.values(), key=lambda ticket: ticket.number)
+        self.policy, self._occupancy, self._expiry = policy, {}, Ascending()
         self.earliest = math.inf
-        self._live = {}
+        self.live = {}
+        for lane in self.lanes.values():
+            lane.configure(policy.is_strict, policy.minimum_share_ratio)
         for ticket in waiting:
-            ticket.is_live = False
             renew(ticket)
-            old, lane = before.get(ticket.lane), self.lane(ticket.lane)
-            if old is not None:
-                lane.empty_since, lane.filled_at = old.empty_since, old.filled_at
-            self.offer(ticket, now)
+            ahead = ticket.ahead
+            self.put(ticket, self.lane(ticket.lane), now)
+            ticket.ahead = ahead

@@ -80,7 +80,9 @@ class Recent:
 
     def waited(self, priority: int, wait_s: float, now: float) -> None:
         """Note that a request of a band waits no more; 0.0 for one that did not wait."""
-        window = self._at(now)
+        window = self._present
+        if window is None or now - window.began_at >= WINDOW_S:
+            window = self._at(now)
         times_s = window.gathered.get(priority)
         if times_s is None:
             times_s = window.gathered[priority] = []
@@ -90,7 +92,9 @@ class Recent:
 
     def used(self, priority: int, tenant_id: str, weight: float, tokens: float, computed: float, now: float) -> None:
         """Note what a request of a tenant has used."""
-        window = self._at(now)
+        window = self._present
+        if window is None or now - window.began_at >= WINDOW_S:
+            window = self._at(now)
         key = (priority, tenant_id)
         sums = window.used.get(key)
         if sums is None:

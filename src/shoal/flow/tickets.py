@@ -7,13 +7,14 @@ import msgspec
 
 
 class Ticket(msgspec.Struct, eq=False, gc=False):
-    """A request that waits, or is about to be sent at once.
+    """A request that waits, is about to be sent, or has gone.
 
     lane: those whose requests can go to the same endpoints.  weight: its tenant's.  size_bytes: of its body.
     work_tokens: tokens that it is thought to cost.  ttl_s: how long it waits at most; infinite for as long as it takes.
     deadline: when its client stops waiting, infinite when it did not say.  slo_ttft_s: the time to first token that its
     client asks for, infinite without.  is_follow_up: a later turn of a session that is under way.  item: its owner's.
-    number, key, is_live: where it stands, and whether it still does.
+    number: how many had come with it, 0 for one that did not have to wait.  left: how many had come when it left, 0
+    before that.  ahead: how many were there before it.  charged_tokens: what its tenant's share was charged.
     """
 
     request_id: str
@@ -30,5 +31,6 @@ class Ticket(msgspec.Struct, eq=False, gc=False):
     is_follow_up: bool = False
     item: Any = None
     number: int = 0
-    key: float = 0.0
-    is_live: bool = False
+    left: int = 0
+    ahead: int = 0
+    charged_tokens: float = 0.0

@@ -6,13 +6,12 @@ sends nothing itself: the router gives it the way to place a request, and it is 
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
 
-from shoal.flow import Lane, Queue, Ticket
-from shoal.flow.ahead import Stay
+from shoal.flow import BandPolicy, Lane, Queue, Ticket
 from shoal.flow.queue import MAX_LANES
 from shoal.flow.recent import Recent
 from shoal.pool import Outcome, Refusal, RefusalReason, Request
@@ -40,7 +39,7 @@ from shoal.routing.fleet import Fleet
 from shoal.routing.flowplan import FlowPlan
 from shoal.routing.flowstatus import FlowStatus, flow_status
 from shoal.routing.models import ModelTable, Resolved
-from shoal.routing.room import Room, mean_of
+from shoal.routing.room import Room
 from shoal.routing.tenancy import Standing, Tenancy, slo_ttft_s, wait_limit_s
 from shoal.routing.whereabouts import Whereabouts
 
@@ -52,33 +51,29 @@ MAX_PER_STEP = 200
 """What one step may send or give up, so that no step takes long; the rest follows at once."""
 
 
-class Pending(msgspec.Struct, eq=False, gc=False):
-    """A request that can be placed.
-
-    keys: exact ones, none for the estimate.  ahead: how many went before it.  waited: told with it once it has.
-    stay: in the queue, once it leaves.
-    """
+class Pending(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A request that can be placed.  keys: exact ones, none for the estimate."""
 
     request: Request
     hashes: bytes
     resolved: Resolved
     arrived_at: float
     keys: PromptKeys = PromptKeys()
-    priority: int = 0
-    ahead: int = 0
-    waited: Waited | None = None
-    stay: Stay | None = None
 
 
 class Sender(Protocol):
     """What the router does for the gate."""
 
-    def send(self, pending: Pending, rows: Rows, now: float) -> Forward | Refusal:
-        """Place a request on one of `rows` and book it, or say why not."""
+    def send(
+        self, pending: Pending, rows: Rows, now: float, ticket: Ticket | None = None, waited: Waited | None = None
+    ) -> Forward | Refusal:
+        """Place a request on one of `rows` and book it, or say why not.  waited: told with it where it has."""
         ...
 
-    def refuse(self, request: Request, refusal: Refusal, pending: Pending | None = None) -> Refuse:
-        """Count a refusal and return it.  pending: what is known of its wait, where it could have waited."""
+    def refuse(
+        self, request: Request, refusal: Refusal, ticket: Ticket | None = None, waited: Waited | None = None
+    ) -> Refuse:
+        """Count a refusal and return it.  waited: None where it could not wait."""
         ...
 
     def flight(self, request_id: str) -> Flight | None:
@@ -116,7 +111,7 @@ class Admission:
         self._plan: FlowPlan | None = None
         self._room: Room | None = None
         self._queue: Queue | None = None
-        self._lanes: dict[str, tuple[Rows, str]] = {}
+        self._lanes: dict[str, tuple[Rows | None, str]] = {}
         self._opens_at = math.inf
         self._turn = 0
         self._has_news = False
@@ -131,7 +126,11 @@ class Admission:
         """Take a new configuration; who waits goes on waiting, under its new priority."""
         plan = self._plan = config.flow
         self._tenancy = Tenancy(config.pool, config.objectives, plan.priorities if plan is not None else ())
-        if plan is None or plan.eviction is Mode.NEVER:
+        self._evicts = plan is not None and plan.eviction is not Mode.NEVER
+        self._asks_work = plan is not None and any(
+            _asks_work(band) for band in (plan.queue.fallback, plan.queue.negative_fallback, *plan.queue.bands.values())
+        )
+        if not self._evicts:
             self._evictions.clear()
         if plan is None:
             return
@@ -144,12 +143,10 @@ class Admission:
         self._queue.configure(plan.queue, self._renew, now)
 
     def _renew(self, ticket: Ticket) -> None:
-        pending: Pending = ticket.item
-        standing = self._tenancy.of(pending.request)
+        standing = self._tenancy.of(ticket.item.request)
         ticket.priority, ticket.weight = standing.priority, standing.weight
         if self._plan is not None:
             ticket.ttl_s = self._plan.ttl_s
-        pending.priority = standing.priority
 
     # ------------------------------------------------------------------ at the door
 
@@ -157,106 +154,104 @@ class Admission:
         """Send a request, let it wait, or refuse it."""
         request = pending.request
         standing = self._tenancy.of(request)
-        pending.priority = standing.priority
-        wait_s = self._charges.open(request, standing, now) if standing.payer else 0.0
-        if wait_s:
-            return [self._sender.refuse(request, refusals.over_budget(request, wait_s), pending)]
         rows = self._candidates.rows(pending.resolved.target, request, now)
-        plan, queue, room = self._plan, self._queue, self._room
-        if plan is None or queue is None or room is None or not request.has_body:
-            return [self._straight(pending, rows, now)]
-        ticket = self._ticket(pending, standing, rows, plan)
-        lane = queue.lane(ticket.lane)
-        queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
-        if len(rows) and not lane.size:
-            levels = room.levels(now)
-            ceiling = room.ceilings(levels).of[ticket.priority]
-            open_rows = room.below(rows, levels, ceiling)
-            if len(open_rows):
-                sent = self._sender.send(pending, open_rows, now)
+        ticket = self._ticket(pending, standing, rows)
+        if standing.payer and (wait_s := self._charges.open(request, standing, now)):
+            ticket.item = None
+            return [self._sender.refuse(request, refusals.over_budget(request, wait_s), ticket)]
+        queue, room = self._queue, self._room
+        if self._plan is None or queue is None or room is None or not request.has_body:
+            return [self._straight(ticket, rows, now)]
+        has_endpoints, lane = len(rows) > 0, queue.lanes.get(ticket.lane) or queue.lane(ticket.lane)
+        if not has_endpoints or lane.empty_since is not None:
+            queue.seen(lane, has_endpoints, now)
+        if has_endpoints and not lane.size:
+            room.look(now)
+            open_rows, is_held_back = room.open(rows, ticket.priority)
+            if len(open_rows) and not is_held_back:
+                sent = self._sender.send(pending, open_rows, now, ticket)
                 if isinstance(sent, Forward):
-                    self._sent(pending, ticket, now)
+                    self._sent(ticket, queue, now)
                     return [sent]
                 if sent.reason is not RefusalReason.SATURATED:
-                    return [self._turned_away(pending, self._behind(sent, ticket, now), now)]
-        pending.ahead = lane.ahead_of(ticket.priority)
-        full = queue.full(ticket)
+                    return [self._turned_away(ticket, self._behind(sent, ticket, now), now)]
+        if self._asks_work and has_endpoints:
+            self._look_up_work(ticket, rows, now)
+        full = queue.offer(ticket, now)
         if full:
-            pending.stay = queue.turned_away(ticket, pending.ahead)
-            return [self._turned_away(pending, self._full(full, ticket, has_endpoints=len(rows) > 0, now=now), now)]
+            return [self._turned_away(ticket, self._full(full, ticket, has_endpoints, now), now)]
         # Where others wait already, one more of the same or a lower priority cannot go before them.
-        self._has_news = not pending.ahead or self._evictions.has_any
-        self._offer(ticket, rows, now)
-        return [Hold(request.id, ticket.priority, pending.ahead)]
+        self._has_news = not ticket.ahead or (self._evictions.is_used and self._evictions.has_any)
+        return [Hold(request.id, ticket.priority, ticket.ahead)]
 
-    def _straight(self, pending: Pending, rows: Rows, now: float) -> Command:
-        sent = self._sender.send(pending, rows, now)
+    def _straight(self, ticket: Ticket, rows: Rows, now: float) -> Command:
+        sent = self._sender.send(ticket.item, rows, now, ticket)
         if isinstance(sent, Refusal):
-            return self._turned_away(pending, sent, now)
-        self._sent(pending, None, now)
+            return self._turned_away(ticket, sent, now)
+        self._sent(ticket, None, now)
         return sent
 
-    def _sent(self, pending: Pending, ticket: Ticket | None, now: float) -> None:
-        request = pending.request
-        flight = self._sender.flight(request.id)
-        if flight is not None:
-            self._charges.sent(flight, ticket, self._queue, now)
-            if ticket is not None:
-                self._recent.waited(ticket.priority, now - pending.arrived_at, now)
-            if pending.priority < 0 and self._plan is not None and self._plan.eviction is not Mode.NEVER:
-                self._evictions.sent(request.id, pending.priority, flight.decision.chosen[0], pending)
+    def _sent(self, ticket: Ticket, queue: Queue | None, now: float) -> Flight:
+        """Note a request that goes to an endpoint.  queue: None for one that is not charged there."""
+        pending, flight = ticket.item, self._sender.flight(ticket.request_id)
+        # It stays among the explanations, and the hashes of its prompt may be large.
+        ticket.item = None
+        assert flight is not None
+        if queue is not None:
+            self._charges.sent(flight, ticket, queue, now)
+        if self._evicts and ticket.priority < 0:
+            self._evictions.sent(ticket.request_id, ticket.priority, flight.decision.chosen[0], pending)
+        request: Request = pending.request
         if request.session_id:
             key = (request.tenant_id, request.session_id)
             self._sessions[key] = (now, request.prompt_tokens)
             self._sessions.move_to_end(key)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
+        return flight
 
-    def _ticket(self, pending: Pending, standing: Standing, rows: Rows, plan: FlowPlan) -> Ticket:
-        request, arrived_at = pending.request, pending.arrived_at
+    def _ticket(self, pending: Pending, standing: Standing, rows: Rows) -> Ticket:
+        request, arrived_at, plan = pending.request, pending.arrived_at, self._plan
         prompt, is_follow_up = request.prompt_tokens, False
         if request.session_id:
             seen_at, seen_tokens = self._sessions.get((request.tenant_id, request.session_id), (-math.inf, 0))
             is_follow_up = arrived_at - seen_at < SESSION_S
             prompt -= seen_tokens if is_follow_up else 0
+        target = pending.resolved.target
+        lane_rows, lane = self._lanes.get(target, _UNKNOWN)
+        # Rows are one object until the fleet or a model changes.
+        if lane_rows is not rows or request.subset is not None:
+            lane = self._lane(pending, target, rows)
         return Ticket(
             request.id,
-            self._lane(pending, rows),
+            lane,
             standing.priority,
             request.tenant_id,
             standing.weight,
             request.body_bytes,
             float(max(1, prompt) + expected_output_tokens(request)),
             arrived_at,
-            plan.ttl_s,
+            plan.ttl_s if plan is not None else math.inf,
             arrived_at + wait_limit_s(request) if request.headers else math.inf,
             slo_ttft_s(request) if request.headers else math.inf,
             is_follow_up,
             pending,
         )
 
-    def _offer(self, ticket: Ticket, rows: Rows, now: float) -> None:
-        """Let a request wait; what of its work is done already is looked up only for an order that asks."""
-        queue, plan, pending = self._queue, self._plan, ticket.item
-        assert queue is not None
-        assert plan is not None
-        ordering = plan.queue.of(ticket.priority).ordering
-        if pending.hashes and len(rows) and getattr(ordering, "needs_work", False):
+    def _look_up_work(self, ticket: Ticket, rows: Rows, now: float) -> None:
+        """See what of a request's work is done already, for an order that asks."""
+        pending: Pending = ticket.item
+        assert self._plan is not None
+        if pending.hashes and _asks_work(self._plan.queue.of(ticket.priority)):
             request = pending.request
             held = self._whereabouts.most_tokens(request, pending.hashes, pending.keys, rows, now)
             ticket.work_tokens = max(1.0, request.prompt_tokens - held) + expected_output_tokens(request)
-        queue.offer(ticket, now)
 
-    def _lane(self, pending: Pending, rows: Rows) -> str:
+    def _lane(self, pending: Pending, target: str, rows: Rows) -> str:
         """A name for all requests that can go where this one can: its base model, unless it is choosier than that."""
-        target = pending.resolved.target
-        known_rows, known = self._lanes.get(target, (None, ""))
-        if rows is known_rows and pending.request.subset is None:
-            return known
         name = self._lane_of(pending, target, rows)
         if len(self._lanes) >= MAX_LANES:
             self._lanes.clear()
-        # Rows are one object until the fleet or a model changes.
         self._lanes[target] = (rows, name)
         return name
 
@@ -274,22 +269,18 @@ class Admission:
 
     def after(self, event: Event, now: float) -> list[Command]:
         """Learn from an event what concerns the gate, and let through who can go now."""
-        kind = type(event)
+        kind, queue = type(event), self._queue
         if kind not in _OF_REQUEST:
             self._learn(event, now)
-        queue = self._queue
-        if queue is None or not queue.size:
-            self._opens_at = math.inf
+        if queue is None or not queue.live:
             return []
         if self._plan is None:
             return self._flush(now)
-        commands: list[Command] = []
-        if queue.earliest <= now:
-            commands += [self._gave_up(ticket, now) for ticket in queue.expired(now, MAX_PER_STEP)]
+        gave_up = self._give_up(now) if queue.earliest <= now else []
         if kind is Recorded or (kind is Arrived and not self._has_news):
             # Nothing has become free; what a record teaches is seen with the next end or reading.
-            return commands
-        return commands + self._pump(now)
+            return gave_up
+        return gave_up + self._pump(now) if queue.live else gave_up
 
     def _learn(self, event: Event, now: float) -> None:
         if isinstance(event, Kept):
@@ -308,50 +299,46 @@ class Admission:
         assert room is not None
         commands: list[Command] = []
         self._opens_at = math.inf
-        lanes = queue.waiting_lanes()
-        self._turn += 1
+        room.look(now)
+        lanes = [*queue.lanes.values()]
         if len(lanes) > 1:
-            turn = self._turn % len(lanes)
-            lanes = lanes[turn:] + lanes[:turn]
+            lanes = [lane for lane in lanes if lane.size]
+            turn = self._turn = self._turn + 1
+            lanes = lanes[turn % len(lanes) :] + lanes[: turn % len(lanes)]
         for lane in lanes:
             self._pump_lane(lane, commands, now)
         if len(commands) >= MAX_PER_STEP:
             self._opens_at = now
-        elif self._plan is not None and self._plan.eviction is not Mode.NEVER and self._evictions.has_any:
+        elif self._evicts and self._evictions.has_any:
             commands += self._evict(now)
         return commands
 
     def _pump_lane(self, lane: Lane, commands: list[Command], now: float) -> None:
         """Send the next requests of a lane while any may go."""
-        queue, room = self._queue, self._room
+        queue, room, candidates = self._queue, self._room, self._candidates
         assert queue is not None
         assert room is not None
-        before = len(commands)
         while lane.size and len(commands) < MAX_PER_STEP:
-            levels = room.levels(now)
-            ceilings = room.ceilings(levels)
-            if len(commands) > before and room.is_shut(levels, ceilings):
-                return
             first = lane.first(now)
             assert first is not None
-            rows = self._rows(first, now)
-            queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
-            if not len(rows):
+            pending: Pending = first.item
+            rows = candidates.rows(pending.resolved.target, pending.request, now)
+            has_endpoints = len(rows) > 0
+            if not has_endpoints or lane.empty_since is not None:
+                queue.seen(lane, has_endpoints, now)
+            if not has_endpoints:
                 return
-            own = ceilings.of[first.priority]
-            open_rows, is_held_back = room.open(rows, levels, own, ceilings.highest)
-            ticket = lane.next(first, now, is_held_back=is_held_back) if len(open_rows) else None
+            open_rows, is_held_back = room.open(rows, first.priority)
+            ticket = lane.next(first, now, is_held_back) if len(open_rows) else None
             if ticket is not None and ticket is not first:
                 # It is owed a share, and may be choosier than the first one.
-                rows, own = self._rows(ticket, now), ceilings.of[ticket.priority]
-                open_rows, _ = room.open(rows, levels, own, ceilings.highest)
+                rows = self._rows(ticket, now)
+                open_rows, _ = room.open(rows, ticket.priority)
             if ticket is None or not len(open_rows):
-                self._opens_at = min(self._opens_at, room.opens_at(rows, own, now))
+                self._opens_at = min(self._opens_at, room.opens_at(rows, (ticket or first).priority, now))
                 return
-            command = self._let_go(ticket, open_rows, now)
-            if command is None:
+            if not self._let_go(ticket, open_rows, commands, now):
                 return
-            commands.append(command)
 
     def _evict(self, now: float) -> list[Command]:
         """Ask running requests back whose place somebody of a higher priority waits for."""
@@ -364,14 +351,13 @@ class Admission:
             head = lane.first(now)
             assert head is not None
             rows = self._rows(head, now)
-            ceiling = room.ceilings(room.levels(now)).of[head.priority]
-            if not len(rows) or room.opens_at(rows, ceiling, now) < now + PATIENCE_S:
+            if not len(rows) or room.opens_at(rows, head.priority, now) < now + PATIENCE_S:
                 continue
             places = frozenset(self._fleet.rows[row].endpoint.id for row in rows)
             for name in self._evictions.victims(head.priority, places, lane.ahead_of(head.priority), self._is_running):
                 flight = self._sender.flight(name)
                 assert flight is not None
-                refusal = self._behind(refusals.EVICTED, self._charges.ticket(name), now)
+                refusal = self._behind(refusals.EVICTED, flight.ticket, now)
                 commands.append(Evict(name, refusal, flight.request.api, plan.eviction is Mode.ALWAYS))
         return commands
 
@@ -384,57 +370,57 @@ class Admission:
         request = flight.request
         resolved = Resolved(flight.target_model, flight.target_model != request.model)
         pending: Pending = self._evictions.taken_back(request.id) or Pending(
-            request, flight.blocks, resolved, flight.arrived_at, priority=flight.priority
+            request, flight.blocks, resolved, flight.arrived_at
         )
-        pending.waited = None
         rows = self._candidates.rows(pending.resolved.target, request, now)
-        plan, queue = self._plan, self._queue
+        ticket, queue = self._ticket(pending, self._tenancy.of(request), rows), self._queue
         if queue is not None:
             self._charges.taken_back(flight, queue, now)
-        if plan is None or queue is None:
-            return [self._straight(pending, rows, now)]
-        standing = self._tenancy.of(request)
-        pending.priority = standing.priority
-        ticket = self._ticket(pending, standing, rows, plan)
+        if self._plan is None or queue is None:
+            return [self._straight(ticket, rows, now)]
         ticket.ttl_s += now - pending.arrived_at
         lane = queue.lane(ticket.lane)
-        queue.seen(lane, has_endpoints=len(rows) > 0, now=now)
-        pending.ahead = lane.ahead_of(ticket.priority)
-        self._offer(ticket, rows, now)
-        return [Hold(request.id, ticket.priority, pending.ahead)]
+        queue.seen(lane, len(rows) > 0, now)
+        if len(rows):
+            self._look_up_work(ticket, rows, now)
+        queue.put(ticket, lane, now)
+        return [Hold(request.id, ticket.priority, ticket.ahead)]
 
     def _rows(self, ticket: Ticket, now: float) -> Rows:
         pending: Pending = ticket.item
         return self._candidates.rows(pending.resolved.target, pending.request, now)
 
-    def _let_go(self, ticket: Ticket, rows: Rows, now: float) -> Command | None:
-        queue = self._queue
+    def _let_go(self, ticket: Ticket, rows: Rows, commands: list[Command], now: float) -> bool:
+        """Send a request that waited to one of `rows`; returns whether somebody else may go as well."""
+        queue, room = self._queue, self._room
         assert queue is not None
+        assert room is not None
         pending: Pending = ticket.item
-        pending.waited = self._waited(pending, now)
-        pending.stay = queue.leaving(ticket, pending.ahead)
+        request, arrived_at, target = pending.request, ticket.arrived_at, pending.resolved.target
+        waited = Waited(ticket.tenant_id, ticket.priority, request.model, target, now - arrived_at)
         try:
-            sent = self._sender.send(pending, rows, now)
+            sent = self._sender.send(pending, rows, now, ticket, waited)
         except Exception as error:
             # This request is not the one whose event is handled: its fault must not cost others their commands.
             queue.take(ticket.request_id, now)
-            return self._failed(pending, error, now)
+            commands.append(self._failed(ticket, error, now))
+            return True
         if isinstance(sent, Refusal):
             if sent.reason is RefusalReason.SATURATED:
                 # A filter lets nobody pass: what it looks at may change without an event.
-                pending.waited = None
                 self._opens_at = min(self._opens_at, now + RETRY_S)
-                return None
+                return False
             queue.take(ticket.request_id, now)
-            return self._turned_away(pending, self._behind(sent, ticket, now), now)
-        queue.serve(ticket, now)
-        self._sent(pending, ticket, now)
-        return sent
+            commands.append(self._turned_away(ticket, self._behind(sent, ticket, now), now))
+            return True
+        commands.append(sent)
+        member = self._sent(ticket, queue, now).member
+        return member is None or not room.given(member.row, now)
 
-    def _failed(self, pending: Pending, error: Exception, now: float) -> Refuse:
+    def _failed(self, ticket: Ticket, error: Exception, now: float) -> Refuse:
         """Refuse a request that waited and that a plugin failed on."""
-        self._sender.undo(pending.request.id, now)
-        return self._turned_away(pending, refusals.failed(error), now)
+        self._sender.undo(ticket.request_id, now)
+        return self._turned_away(ticket, refusals.failed(error), now)
 
     def _flush(self, now: float) -> list[Command]:
         """Flow control was turned off while requests waited: they go at once."""
@@ -443,12 +429,10 @@ class Admission:
         commands: list[Command] = []
         for ticket in queue.oldest(MAX_PER_STEP):
             queue.take(ticket.request_id, now)
-            pending: Pending = ticket.item
-            rows = self._candidates.rows(pending.resolved.target, pending.request, now)
             try:
-                commands.append(self._straight(pending, rows, now))
+                commands.append(self._straight(ticket, self._rows(ticket, now), now))
             except Exception as error:
-                commands.append(self._failed(pending, error, now))
+                commands.append(self._failed(ticket, error, now))
         self._opens_at = now if len(queue) else math.inf
         return commands
 
@@ -461,9 +445,9 @@ class Admission:
             # A plugin may have failed on it before it was sent.
             self._charges.dropped(request_id, now)
             return []
-        self._gone(ticket, now)
+        self._recent.waited(ticket.priority, now - ticket.arrived_at, now)
         refusal = Refusal(reason=RefusalReason.CLIENT_GONE, message="the client left while its request was queued")
-        return [self._turned_away(ticket.item, refusal, now)]
+        return [self._turned_away(ticket, refusal, now)]
 
     def drop(self, is_meant: Callable[[Request], bool], refusal: Refusal, now: float) -> list[Command]:
         """Refuse those of the requests that wait which are meant."""
@@ -473,35 +457,31 @@ class Admission:
         meant = [ticket for ticket in queue.oldest(len(queue)) if is_meant(ticket.item.request)]
         for ticket in meant:
             queue.take(ticket.request_id, now)
-            self._gone(ticket, now)
-        return [self._turned_away(ticket.item, refusal, now) for ticket in meant]
-
-    def _gone(self, ticket: Ticket, now: float) -> None:
-        """Note that a request waits no more and was not sent."""
-        assert self._queue is not None
-        pending: Pending = ticket.item
-        pending.stay = self._queue.leaving(ticket, pending.ahead)
-        self._recent.waited(ticket.priority, now - ticket.arrived_at, now)
+            self._recent.waited(ticket.priority, now - ticket.arrived_at, now)
+        return [self._turned_away(ticket, refusal, now) for ticket in meant]
 
     def recorded(self, flight: Flight, outcome: Outcome, now: float) -> None:
         """Learn from the record of a request."""
-        if self._room is not None and self._plan is not None:
+        if self._room is not None and self._room.learning is not None and self._plan is not None:
             self._room.answered(flight, outcome, now)
 
     def ended(self, flight: Flight, now: float) -> None:
         """Note that a session is under way as of the end of its turn."""
-        key = (flight.request.tenant_id, flight.request.session_id)
-        if key[1] and key in self._sessions:
-            self._sessions[key] = (now, self._sessions[key][1])
+        request = flight.request
+        if request.session_id:
+            key = (request.tenant_id, request.session_id)
+            if key in self._sessions:
+                self._sessions[key] = (now, self._sessions[key][1])
 
     def closed(self, flight: Flight, now: float) -> None:
         """Settle a request that was sent."""
-        self._evictions.over(flight.request.id)
+        if self._evictions.is_used:
+            self._evictions.over(flight.request.id)
         self._charges.closed(flight, self._queue, now)
 
     def deadline(self) -> float | None:
         """When somebody gives up, or there will be room, None when nobody waits."""
-        if self._queue is None or not self._queue.size:
+        if self._queue is None or not self._queue.live:
             return None
         gives_up = self._queue.deadline()
         due = min(self._opens_at, math.inf if gives_up is None else gives_up)
@@ -509,40 +489,40 @@ class Admission:
 
     # ------------------------------------------------------------------ refusals
 
-    def _turned_away(self, pending: Pending, refusal: Refusal, now: float) -> Refuse:
-        self._charges.dropped(pending.request.id, now)
-        self._evictions.over(pending.request.id)
-        pending.waited = self._waited(pending, now)
-        return self._sender.refuse(pending.request, refusal, pending)
-
-    def _waited(self, pending: Pending, now: float) -> Waited:
-        request = pending.request
-        return Waited(
-            request.tenant_id, pending.priority, request.model, pending.resolved.target, now - pending.arrived_at
-        )
+    def _turned_away(self, ticket: Ticket, refusal: Refusal, now: float) -> Refuse:
+        self._charges.dropped(ticket.request_id, now)
+        self._evictions.over(ticket.request_id)
+        request, target = ticket.item.request, ticket.item.resolved.target
+        ticket.item = None
+        waited = Waited(ticket.tenant_id, ticket.priority, request.model, target, now - ticket.arrived_at)
+        return self._sender.refuse(request, refusal, ticket, waited)
 
     def _behind(self, refusal: Refusal, ticket: Ticket | None, now: float) -> Refusal:
         wait_s = self._queue.wait_s(ticket, now) if self._queue is not None and ticket is not None else None
         return refusals.behind(refusal, wait_s)
 
-    def _full(self, what: str, ticket: Ticket, *, has_endpoints: bool, now: float) -> Refusal:
+    def _full(self, what: str, ticket: Ticket, has_endpoints: bool, now: float) -> Refusal:
         assert self._queue is not None
         if not has_endpoints:
             nobody = self._candidates.nobody(ticket.item.resolved.target)
             return refusals.nobody(f"{nobody} And as many requests wait as may.")
         return refusals.full(what, self._queue.wait_s(ticket, now))
 
-    def _gave_up(self, ticket: Ticket, now: float) -> Command:
-        assert self._queue is not None
-        pending: Pending = ticket.item
-        waited_s = now - pending.arrived_at
-        self._gone(ticket, now)
-        if not len(self._rows(ticket, now)):
-            nobody = self._candidates.nobody(pending.resolved.target)
-            refusal = refusals.nobody(f"{nobody} The request waited {waited_s:.0f} s for one.")
-        else:
-            refusal = refusals.gave_up(waited_s, self._queue.wait_s(ticket, now))
-        return self._turned_away(pending, refusal, now)
+    def _give_up(self, now: float) -> list[Command]:
+        """Refuse those whose time is over."""
+        queue = self._queue
+        assert queue is not None
+        commands: list[Command] = []
+        for ticket in queue.expired(now, MAX_PER_STEP):
+            waited_s = now - ticket.arrived_at
+            self._recent.waited(ticket.priority, waited_s, now)
+            if not len(self._rows(ticket, now)):
+                nobody = self._candidates.nobody(ticket.item.resolved.target)
+                refusal = refusals.nobody(f"{nobody} The request waited {waited_s:.0f} s for one.")
+            else:
+                refusal = refusals.gave_up(waited_s, queue.wait_s(ticket, now))
+            commands.append(self._turned_away(ticket, refusal, now))
+        return commands
 
     # ------------------------------------------------------------------ what is known of it
 
@@ -551,12 +531,12 @@ class Admission:
         queue, plan = self._queue, self._plan
         if queue is None or plan is None or self._room is None:
             return FlowStatus()
-        saturation = mean_of(self._room.levels(now))
-        return flow_status(queue, self._recent, saturation, len(self._charges) + len(self._evictions), now)
+        saturation, charges = self._room.saturation(now), len(self._charges) + len(self._evictions)
+        return flow_status(queue, self._recent, saturation, charges, now)
 
-    def stays(self) -> list[Stay]:
+    def waits(self) -> Collection[Ticket]:
         """Everybody who waits."""
-        return self._queue.stays() if self._queue is not None else []
+        return self._queue.waits() if self._queue is not None else ()
 
     def waiting(self, name: str) -> Ticket | None:
         """A request that waits, by its own or its client's id."""
@@ -568,4 +548,9 @@ class Admission:
 
 
 _ANY = Request(id="")
+_UNKNOWN: tuple[Rows | None, str] = (None, "")
 _OF_REQUEST = (Arrived, Ended, Recorded)
+
+
+def _asks_work(policy: BandPolicy) -> bool:
+    return getattr(policy.ordering, "needs_work", False)

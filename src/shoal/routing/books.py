@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shoal.flow.ahead import Stay
+from shoal.flow import Ticket
 from shoal.pool import Decision, Given, Outcome, Request, Signals
 from shoal.prefix import Expectation
 from shoal.routing.fleet import Fleet, Floats, Member
@@ -39,7 +39,7 @@ class Flight:
     figure where it is the same for all.  matched_tokens: what needs no prefill.  predicted_tokens: what the engine will
     call cached, which is more where a slow tier holds it.  is_exact: known from KV events.  served_id: who answered,
     once recorded.  number: what peers know it by, 0 while none was told.  noted: what was predicted, None where nothing
-    was.  stay: in the queue, None where it went at once.
+    was.  ticket: with which it went through the gate, None where there is none.
     """
 
     __slots__ = (
@@ -62,8 +62,8 @@ class Flight:
         "priority",
         "request",
         "served_id",
-        "stay",
         "target_model",
+        "ticket",
         "uncached_tokens",
         "work_tokens",
     )
@@ -90,7 +90,7 @@ class Flight:
         self.number = 0
         self.noted: Noted | None = None
         self.priority = 0
-        self.stay: Stay | None = None
+        self.ticket: Ticket | None = None
 
     def engine_ttft_s(self, outcome: Outcome) -> float | None:
         """Return the time to first token that is the engine's, None when no token came.

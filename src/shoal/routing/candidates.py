@@ -39,17 +39,22 @@ class Candidates:
             self._generation = self._fleet.generation
         rows = self._by_model.get(model)
         if rows is None:
-            serves = self._models.is_served_by
-            ready = [m.row for m in self._fleet if m.state is EndpointState.READY and serves(model, m.endpoint.id)]
-            rows = np.array(ready, np.intp)
-            if len(rows):
-                self._by_model[model] = rows
-                self._note_contexts(model, rows)
+            rows = self._found(model)
         if model in self._contexts:
             rows = self._long_enough(model, rows, request)
         if request.subset is not None:
             rows = self._within(rows, request.subset)
         return self._healthy(rows, now) if self._ejected and len(rows) else rows
+
+    def _found(self, model: str) -> Rows:
+        """Those that are ready and serve a model; remembered where there are any."""
+        serves = self._models.is_served_by
+        ready = [m.row for m in self._fleet if m.state is EndpointState.READY and serves(model, m.endpoint.id)]
+        rows = np.array(ready, np.intp)
+        if len(rows):
+            self._by_model[model] = rows
+            self._note_contexts(model, rows)
+        return rows
 
     def nobody(self, model: str) -> str:
         """What a client is told when no row may serve it."""

@@ -1,40 +1,32 @@
 """What requests cost their tenants: budgets reserved at the door, and shares of the queue put right by the record.
 
-Owns every reservation from the door until it is refunded or settled, and what was charged for each request in flight.
+Owns every reservation from the door until it is refunded or settled, and what each request in flight was charged.
 """
-
-import msgspec
 
 from shoal.flow import Budgets, Queue, Reservation, Ticket
 from shoal.flow.recent import Recent
-from shoal.pool import Outcome, Request
+from shoal.pool import Request
 from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Flight
 from shoal.routing.tenancy import Standing
 
 
-class _Charge(msgspec.Struct, eq=False, gc=False):
-    """ticket: None when no queue is asked.  tokens: charged to the tenant's share at dispatch."""
-
-    reservation: Reservation | None
-    ticket: Ticket | None = None
-    tokens: float = 0.0
-
-
 class Charges:
-    """One per request that holds a reservation, or is in flight and was charged to its tenant's share.
+    """Reservations by request; what was charged to its tenant's share stands on a request's ticket.
 
-    recent: told what requests have used.
+    recent: told how long requests waited and what they have used.
     """
 
-    __slots__ = ("_by_id", "_recent", "budgets")
+    __slots__ = ("_charged", "_recent", "_reserved", "budgets")
 
     def __init__(self, recent: Recent) -> None:
         self._recent = recent
         self.budgets = Budgets()
-        self._by_id: dict[str, _Charge] = {}
+        self._reserved: dict[str, Reservation] = {}
+        self._charged = 0
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        """How many reservations and charges are open."""
+        return len(self._reserved) + self._charged
 
     def open(self, request: Request, standing: Standing, now: float) -> float:
         """Reserve the budget of a request that has a payer.
@@ -46,68 +38,54 @@ class Charges:
         made = self.budgets.reserve(standing.payer, standing.allowance, float(request.prompt_tokens + output), now)
         if not isinstance(made, Reservation):
             return max(made, 1e-3)
-        self._by_id[request.id] = _Charge(made)
+        self._reserved[request.id] = made
         return 0.0
 
-    def sent(self, flight: Flight, ticket: Ticket | None, queue: Queue | None, now: float) -> None:
+    def sent(self, flight: Flight, ticket: Ticket, queue: Queue, now: float) -> None:
         """Charge a request that goes to an endpoint with what it is thought to cost."""
-        if ticket is None or queue is None:
-            return
-        tokens = max(1.0, flight.uncached_tokens + flight.output_tokens)
-        charge = self._by_id.get(flight.request.id)
-        if charge is None:
-            self._by_id[flight.request.id] = _Charge(None, ticket, tokens)
-        else:
-            charge.ticket, charge.tokens = ticket, tokens
-        queue.spent(ticket, tokens, now)
-
-    def ticket(self, request_id: str) -> Ticket | None:
-        """The ticket with which a request went; None for one that met no queue."""
-        charge = self._by_id.get(request_id)
-        return None if charge is None else charge.ticket
+        ticket.charged_tokens = tokens = max(1.0, flight.uncached_tokens + flight.output_tokens)
+        self._charged += 1
+        queue.went(ticket, tokens, now)
+        self._recent.waited(ticket.priority, now - ticket.arrived_at, now)
 
     def taken_back(self, flight: Flight, queue: Queue, now: float) -> None:
         """Give back what a request was charged that waits again; its budget stays reserved."""
-        charge = self._by_id.get(flight.request.id)
-        if charge is not None and charge.ticket is not None:
-            queue.correct(charge.ticket, -charge.tokens, now)
-            charge.ticket = None
+        ticket = flight.ticket
+        if ticket is not None and ticket.charged_tokens:
+            self._charged -= 1
+            queue.correct(ticket, -ticket.charged_tokens, now)
 
     def dropped(self, request_id: str, now: float) -> None:
         """Refund a request that was not served."""
-        charge = self._by_id.pop(request_id, None)
-        if charge is not None and charge.reservation is not None:
-            self.budgets.refund(charge.reservation, now)
+        reservation = self._reserved.pop(request_id, None) if self._reserved else None
+        if reservation is not None:
+            self.budgets.refund(reservation, now)
 
     def closed(self, flight: Flight, queue: Queue | None, now: float) -> None:
         """Settle a request that was sent, by its record where there is one."""
-        charge = self._by_id.pop(flight.request.id, None)
-        if charge is None:
-            return
-        outcome = flight.outcome
+        ticket, outcome = flight.ticket, flight.outcome
+        reservation = self._reserved.pop(flight.request.id, None) if self._reserved else None
+        charged = 0.0 if ticket is None else ticket.charged_tokens
+        if charged:
+            self._charged -= 1
         if outcome is None:
             # Nothing is known of it: what was reserved stays used.
-            if charge.reservation is not None:
-                self.budgets.commit(charge.reservation, charge.reservation.tokens, now)
+            if reservation is not None:
+                self.budgets.commit(reservation, reservation.tokens, now)
             return
-        prompt, uncached, completion = _used(flight, outcome)
-        if charge.reservation is not None:
+        prompt = uncached = completion = 0.0
+        if outcome.is_charged:
+            known, cached = outcome.prompt_tokens, outcome.cached_tokens
+            prompt = flight.request.prompt_tokens if known is None else known
+            uncached = flight.uncached_tokens if cached is None else max(0.0, prompt - cached)
+            completion = outcome.completion_tokens or 0.0
+        if reservation is not None:
             if prompt + completion:
-                self.budgets.commit(charge.reservation, prompt + completion, now)
+                self.budgets.commit(reservation, prompt + completion, now)
             else:
-                self.budgets.refund(charge.reservation, now)
-        ticket = charge.ticket
-        if ticket is not None and queue is not None:
+                self.budgets.refund(reservation, now)
+        if charged and ticket is not None and queue is not None:
             computed = uncached + completion
-            queue.correct(ticket, computed - charge.tokens, now)
+            queue.correct(ticket, computed - charged, now)
             if computed:
                 self._recent.used(ticket.priority, ticket.tenant_id, ticket.weight, prompt + completion, computed, now)
-
-
-def _used(flight: Flight, outcome: Outcome) -> tuple[float, float, float]:
-    """Prompt tokens, those that were not cached, and completion tokens that a request really cost."""
-    if not outcome.is_charged:
-        return 0.0, 0.0, 0.0
-    prompt = float(flight.request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens)
-    uncached = flight.uncached_tokens if outcome.cached_tokens is None else max(0.0, prompt - outcome.cached_tokens)
-    return prompt, uncached, float(outcome.completion_tokens or 0)

@@ -63,15 +63,16 @@ class _Running(NamedTuple):
 
 
 class Evictions:
-    """The requests in flight that may be asked back."""
+    """The requests in flight that may be asked back.  is_used: whether there ever was one."""
 
-    __slots__ = ("_asked", "_number", "_running", "_times")
+    __slots__ = ("_asked", "_number", "_running", "_times", "is_used")
 
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}
         self._asked: dict[str, _Running] = {}
         self._times: dict[str, int] = {}
         self._number = 0
+        self.is_used = False
 
     def __len__(self) -> int:
         """All that is kept of requests."""
@@ -85,6 +86,7 @@ class Evictions:
     def sent(self, request_id: str, priority: int, endpoint_id: str, item: Any) -> None:
         """Note a request that goes to an endpoint."""
         if priority < 0 and self._times.get(request_id, 0) < MAX_TIMES:
+            self.is_used = True
             self._number += 1
             self._running[request_id] = _Running(priority, self._number, endpoint_id, item)
 

@@ -4,13 +4,13 @@ Owns the rings of recent decisions and refusals; the figures are the very column
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from shoal.flow import Ticket
-from shoal.flow.ahead import Group, Stay, all_groups_ahead, groups_ahead, groups_before
+from shoal.flow.ahead import Group, all_groups_ahead, groups_ahead, groups_before
 from shoal.pool import Decision, Refusal, Request
 from shoal.routing.books import Flight
 from shoal.routing.commands import Waited
@@ -30,20 +30,20 @@ class Gate(Protocol):
         """A request that waits, by its own or its client's id."""
         ...
 
-    def stays(self) -> list[Stay]:
+    def waits(self) -> Collection[Ticket]:
         """Everybody who waits."""
         ...
 
 
 class Refused(NamedTuple):
     """A request that was refused by the router.  waited: how long before that, None where it could not wait.
-    stay: in the queue, None where it was not kept from it by others."""
+    ticket: with which it came to the gate, None where it did not get so far."""
 
     request: Request
     refusal: Refusal
     priority: int
     waited: Waited | None
-    stay: Stay | None
+    ticket: Ticket | None
     at: float
 
 
@@ -71,19 +71,18 @@ def _stood(priority: int, queue_s: float | None, ahead: int, groups: Sequence[Gr
     }
 
 
-def explain_waiting(request: Request, stay: Stay, waited_s: float | None, stays: Iterable[Stay]) -> dict[str, Any]:
-    """Return plain values for JSON of a request that waits.  stays: of all that do."""
-    ahead, groups = groups_before(stay, stays)
-    stood = _stood(stay.priority, waited_s, ahead, groups)
-    return {"state": "waiting", **_asked(request), **stood, "status": None}
+def explain_waiting(ticket: Ticket, waited_s: float | None, waits: Iterable[Ticket]) -> dict[str, Any]:
+    """Return plain values for JSON of a request that waits.  waits: all that do."""
+    ahead, groups = groups_before(ticket, waits)
+    stood = _stood(ticket.priority, waited_s, ahead, groups)
+    return {"state": "waiting", **_asked(ticket.item.request), **stood, "status": None}
 
 
 def explain_refused(refused: Refused, groups: Sequence[Group]) -> dict[str, Any]:
     """Return plain values for JSON of a request that was refused.  groups: ahead of it when it came."""
-    refusal, waited, stay = refused.refusal, refused.waited, refused.stay
-    stood = _stood(
-        refused.priority, waited.queue_s if waited is not None else 0.0, stay.ahead if stay is not None else 0, groups
-    )
+    refusal, waited = refused.refusal, refused.waited
+    queue_s = waited.queue_s if waited is not None else 0.0
+    stood = _stood(refused.priority, queue_s, _ahead(refused), groups)
     return {
         "state": "refused",
         **_asked(refused.request),
@@ -115,11 +114,10 @@ def explain(flight: Flight, groups: Sequence[Group]) -> dict[str, Any]:
         for candidate, ttft_s, tpot_s in zip(candidates, noted.ttft_s.tolist(), noted.tpot_s.tolist(), strict=True):
             candidate |= {"predicted_ttft_s": ttft_s, "predicted_tpot_s": tpot_s}
     forecast = noted.forecast if noted is not None else None
-    ahead = flight.stay.ahead if flight.stay is not None else 0
     return {
         "state": "sent",
         **_asked(request),
-        **_stood(flight.priority, flight.dispatched_at - flight.arrived_at, ahead, groups),
+        **_stood(flight.priority, flight.dispatched_at - flight.arrived_at, _ahead(flight), groups),
         "target_model": flight.target_model,
         "prompt_blocks": flight.expectation.total if flight.expectation else 0,
         "dispatched_at": flight.dispatched_at,
@@ -218,31 +216,34 @@ class Explanations:
         """
         gate = self._gate()
         ticket = gate.waiting(request_id) if gate is not None else None
-        waiting = gate.stays() if gate is not None else []
+        waits: Collection[Ticket] = gate.waits() if gate is not None else ()
         if ticket is not None:
-            stay = Stay(ticket.lane, ticket.priority, ticket.tenant_id, ticket.number)
-            return explain_waiting(ticket.item.request, stay, None if now is None else now - ticket.arrived_at, waiting)
+            return explain_waiting(ticket, None if now is None else now - ticket.arrived_at, waits)
         flight, refused = self._sent.find(request_id), self._refused.find(request_id)
         if refused is not None and (flight is None or flight.dispatched_at <= refused.at):
-            return explain_refused(refused, self._groups(refused.stay, waiting))
-        return explain(flight, self._groups(flight.stay, waiting)) if flight is not None else None
+            return explain_refused(refused, self._groups(refused.ticket, waits))
+        return explain(flight, self._groups(flight.ticket, waits)) if flight is not None else None
 
     def newest(self) -> Iterator[dict[str, Any]]:
         """All that is known, the latest first."""
-        groups = all_groups_ahead(self._stays())
+        groups = all_groups_ahead(self._stood())
         sent: Iterable[Flight | Refused] = reversed(self._sent.by_id.values())
         for each in merge(sent, reversed(self._refused.by_id.values()), key=_at, reverse=True):
-            ahead = groups[each.stay.number] if each.stay is not None else ()
+            ahead = groups[each.ticket.number] if each.ticket is not None and each.ticket.number else ()
             yield explain_refused(each, ahead) if isinstance(each, Refused) else explain(each, ahead)
 
-    def _groups(self, stay: Stay | None, waiting: Iterable[Stay]) -> Sequence[Group]:
-        return groups_ahead(stay, chain(waiting, self._stays()))[1] if stay is not None else ()
+    def _groups(self, ticket: Ticket | None, waits: Iterable[Ticket]) -> Sequence[Group]:
+        return groups_ahead(ticket, chain(waits, self._stood()))[1] if ticket is not None and ticket.number else ()
 
-    def _stays(self) -> Iterator[Stay]:
+    def _stood(self) -> Iterator[Ticket]:
         """Those that have left the queue, as far as they are known."""
         for each in chain[Flight | Refused](self._sent.by_id.values(), self._refused.by_id.values()):
-            if each.stay is not None:
-                yield each.stay
+            if each.ticket is not None and each.ticket.number:
+                yield each.ticket
+
+
+def _ahead(entry: Flight | Refused) -> int:
+    return entry.ticket.ahead if entry.ticket is not None else 0
 
 
 def _at(entry: Flight | Refused) -> float:

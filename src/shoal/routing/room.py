@@ -33,7 +33,10 @@ class Ceilings(NamedTuple):
 
 
 class Room:
-    """The endpoints as flow control sees them.  priorities: all that a request may have."""
+    """The endpoints as flow control sees them when it looks.  priorities: all that a request may have.
+
+    learning: the detector, if it is one that learns.
+    """
 
     __slots__ = (
         "_bands",
@@ -45,10 +48,13 @@ class Room:
         "_few_draining",
         "_fleet",
         "_had_foreign",
+        "_is_plain",
         "_is_small",
+        "_is_steady",
         "_known",
-        "_learning",
+        "_levels",
         "_plan",
+        "learning",
     )
 
     def __init__(self, fleet: Fleet, plan: FlowPlan, priorities: Collection[int]) -> None:
@@ -57,56 +63,106 @@ class Room:
         self._endpoints: object = None
         self._known: Loads | None = None
         self._had_foreign = False
+        self._is_plain = False
         self._is_small = True
         self._cycle = 0
+        self._levels: Levels = []
 
     def configure(self, plan: FlowPlan, priorities: Collection[int]) -> None:
         """Take another plan; what the detector has learned stays."""
         before = self._plan.detector
         self._take(plan, priorities)
-        if self._learning is not None and type(self._learning) is type(before):
-            self._learning.adopt(before)
+        if self.learning is not None and type(self.learning) is type(before):
+            self.learning.adopt(before)
 
     def _take(self, plan: FlowPlan, priorities: Collection[int]) -> None:
         # Asking a protocol costs more than asking the detector.
         self._plan = plan
-        self._learning = plan.detector if isinstance(plan.detector, Learning) else None
+        self.learning = plan.detector if isinstance(plan.detector, Learning) else None
         self._few = plan.detector if isinstance(plan.detector, FewDetector) else None
         self._few_draining = plan.detector if isinstance(plan.detector, FewDraining) else None
         self._draining = plan.detector if isinstance(plan.detector, Draining) else None
         self._bands = sorted(priorities, reverse=True)
-        self._ceilings: Ceilings | None = None
+        self._is_steady = plan.usage_limit.is_steady
+        self._ceilings = _NO_ROOM
 
-    def levels(self, now: float) -> Levels:
-        """How full each endpoint of the fleet is, by row; plain numbers for a few."""
+    def look(self, now: float) -> None:
+        """See how full each endpoint is now, and how full it may be for whom."""
         loads = self._loads(now)
         if self._few is not None and self._is_small:
-            return self._few.saturation_few(loads)
-        saturation = self._plan.detector.saturation(loads)
-        return saturation.tolist() if len(saturation) <= FEW else saturation
+            self._levels = self._few.saturation_few(loads)
+            self._is_plain = self._is_steady and not self._had_foreign
+        else:
+            saturation = self._plan.detector.saturation(loads)
+            self._levels = saturation.tolist() if len(saturation) <= FEW else saturation
+            self._is_plain = False
+        if self._ceilings is _NO_ROOM or not self._is_steady:
+            self._cycle += 1
+            found = self._plan.usage_limit.ceilings(self._bands, _mean_of(self._levels), self._cycle)
+            self._ceilings = Ceilings(dict(zip(self._bands, found, strict=True)), max(found))
 
-    def open(self, rows: Rows, levels: Levels, ceiling: float, highest: float) -> tuple[Rows, bool]:
+    def given(self, row: int, now: float) -> bool:
+        """See an endpoint again that was given a request since.
+
+        Returns whether there is no room for anybody until an event makes some.
+        """
+        if self._is_plain and self._few is not None and self._known is not None:
+            self._levels[row] = self._few.saturation_at(self._known, row)
+        else:
+            self.look(now)
+        if self._draining is not None or not self._is_steady:
+            return False
+        levels = self._levels
+        return (min(levels) if isinstance(levels, list) else float(levels.min())) >= self._ceilings.highest
+
+    def saturation(self, now: float) -> float:
+        """How full the pool is, mean over the endpoints."""
+        return _mean_of(self._plan.detector.saturation(self._loads(now)))
+
+    def open(self, rows: Rows, priority: int) -> tuple[Rows, bool]:
         """Those of `rows` that are less full than a band's ceiling, and False.
 
         If there are none: those that a band may use all the same that is owed its share, and True.
         """
-        own = self.below(rows, levels, ceiling)
-        if len(own) or ceiling >= highest:
+        of, highest = self._ceilings
+        own = self._below(rows, of[priority])
+        if len(own) or of[priority] >= highest:
             return own, False
-        return self.below(rows, levels, highest), True
+        return self._below(rows, highest), True
 
-    @staticmethod
-    def below(rows: Rows, levels: Levels, ceiling: float) -> Rows:
-        """Those of `rows` that are less full than a ceiling."""
+    def _below(self, rows: Rows, ceiling: float) -> Rows:
+        levels = self._levels
         if not isinstance(levels, list):
             return rows[levels[rows] < ceiling]
-        own = levels if len(rows) == len(levels) else [levels[row] for row in rows.tolist()]
-        picked = [place for place, level in enumerate(own) if level < ceiling]
-        if len(picked) == len(rows):
+        count = len(rows)
+        own = levels if count == len(levels) else [levels[row] for row in rows.tolist()]
+        found = at = 0
+        for place, level in enumerate(own):
+            if level < ceiling:
+                found += 1
+                at = place
+        if found == count:
             return rows
         # A slice costs a third of an array, and where requests wait seldom more than one endpoint has room.
-        at = picked[0] if picked else 0
-        return rows[at : at + len(picked)] if len(picked) < 2 else rows[picked]
+        return rows[at : at + found] if found < 2 else rows[np.array(own) < ceiling]
+
+    def opens_at(self, rows: Rows, priority: int, now: float) -> float:
+        """When an endpoint of `rows` will be below a band's ceiling though nothing happens, infinite for never."""
+        if self._draining is None and self._is_steady:
+            return math.inf
+        found, ceiling = math.inf, self._ceilings.of[priority]
+        if self._draining is not None and len(rows):
+            found = self._opens_in_s(self._draining, rows, max(ceiling, 1e-9), now)
+        if not self._is_steady and ceiling <= 0.0:
+            found = min(found, CYCLE_S)
+        return now + max(found, 1e-4)
+
+    def _opens_in_s(self, draining: Draining, rows: Rows, ceiling: float, now: float) -> float:
+        loads = self._loads(now)
+        if self._few_draining is None or not self._is_small:
+            return float(draining.opens_in_s(loads, ceiling)[rows].min())
+        waits = self._few_draining.opens_in_s_few(loads, ceiling)
+        return min(waits) if len(rows) == len(waits) else min([waits[row] for row in rows.tolist()])
 
     def _loads(self, now: float) -> Loads:
         fleet = self._fleet
@@ -135,47 +191,11 @@ class Room:
             loads.inflight_requests = own + fleet.columns["foreign_requests"] if fleet.has_foreign else own
         return loads
 
-    def ceilings(self, levels: Levels) -> Ceilings:
-        """How full an endpoint may be for each priority."""
-        known = self._ceilings
-        if known is None:
-            policy = self._plan.usage_limit
-            self._cycle += 1
-            found = policy.ceilings(self._bands, mean_of(levels), self._cycle)
-            known = Ceilings(dict(zip(self._bands, found, strict=True)), max(found))
-            if policy.is_steady:
-                self._ceilings = known
-        return known
-
-    def is_shut(self, levels: Levels, ceilings: Ceilings) -> bool:
-        """Whether there is no room for anybody until an event makes some."""
-        if self._draining is not None or self._ceilings is None:
-            return False
-        return (min(levels) if isinstance(levels, list) else float(levels.min())) >= ceilings.highest
-
-    def opens_at(self, rows: Rows, ceiling: float, now: float) -> float:
-        """When an endpoint of `rows` will be below the ceiling though nothing happens, infinite for never."""
-        if self._draining is None and self._plan.usage_limit.is_steady:
-            return math.inf
-        found = math.inf
-        if self._draining is not None and len(rows):
-            found = self._opens_in_s(self._draining, rows, max(ceiling, 1e-9), now)
-        if not self._plan.usage_limit.is_steady and ceiling <= 0.0:
-            found = min(found, CYCLE_S)
-        return now + max(found, 1e-4)
-
-    def _opens_in_s(self, draining: Draining, rows: Rows, ceiling: float, now: float) -> float:
-        loads = self._loads(now)
-        if self._few_draining is None or not self._is_small:
-            return float(draining.opens_in_s(loads, ceiling)[rows].min())
-        waits = self._few_draining.opens_in_s_few(loads, ceiling)
-        return min(waits) if len(rows) == len(waits) else min([waits[row] for row in rows.tolist()])
-
     # ------------------------------------------------------------------ what the detector learns from
 
     def answered(self, flight: Flight, outcome: Outcome, now: float) -> None:
         """Learn from the record of a request that its chosen endpoint answered."""
-        learning = self._learning
+        learning = self.learning
         if learning is None:
             return
         member = self._fleet.get(flight.decision.chosen[0])
@@ -196,15 +216,18 @@ class Room:
 
     def read(self, endpoint_id: str, signals: Signals, now: float) -> None:
         """Learn from a reading of an engine's metrics."""
-        if self._learning is not None and signals.waiting is not None and signals.running is not None:
-            self._learning.read(endpoint_id, signals.waiting, signals.running, now)
+        if self.learning is not None and signals.waiting is not None and signals.running is not None:
+            self.learning.read(endpoint_id, signals.waiting, signals.running, now)
 
     def left(self, endpoint_id: str) -> None:
         """Forget an endpoint."""
-        if self._learning is not None:
-            self._learning.left(endpoint_id)
+        if self.learning is not None:
+            self.learning.left(endpoint_id)
 
 
-def mean_of(levels: Levels) -> float:
+def _mean_of(levels: Levels) -> float:
     """How full the pool is; full where there is nothing."""
     return float(np.mean(levels)) if len(levels) else 1.0
+
+
+_NO_ROOM = Ceilings({}, 0.0)

@@ -9,6 +9,7 @@ from itertools import islice
 
 import msgspec
 
+from shoal.flow import Ticket
 from shoal.kernel import Chance, ClockWentBack
 from shoal.pool import FleetView, Outcome, Refusal, RefusalReason, Request, ServedModel
 from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, Tail
@@ -263,7 +264,9 @@ class Router:
         sent = self.send(pending, self._candidates.rows(pending.resolved.target, request, now), now)
         return [sent if isinstance(sent, Forward) else self.refuse(request, sent)]
 
-    def send(self, pending: Pending, rows: Rows, now: float) -> Forward | Refusal:
+    def send(
+        self, pending: Pending, rows: Rows, now: float, ticket: Ticket | None = None, waited: Waited | None = None
+    ) -> Forward | Refusal:
         """Choose an endpoint among `rows` and book the request there, or say why not."""
         request, hashes, resolved, keys = pending.request, pending.hashes, pending.resolved, pending.keys
         if len(rows) == 0:
@@ -282,7 +285,8 @@ class Router:
                 return holding
             view = holding
         # Without flow control a priority is only ever one that the client may ask for: a lower one.
-        low = pending.priority if self._admission else min(0, self._config.objectives.get(request.objective, 0))
+        priority = ticket.priority if ticket is not None else 0
+        low = priority if ticket is not None else min(0, self._config.objectives.get(request.objective, 0))
         decision = self._scheduler.schedule(asked, view, now, low)
         if isinstance(decision, Refusal):
             return msgspec.structs.replace(decision, retry_after_s=comeback_s(fleet, view, now))
@@ -291,7 +295,7 @@ class Router:
         decision = self._returns.place(request, decision, view, now)
         member = fleet.at(decision.chosen[0])
         flight = Flight(request, resolved.target, hashes, decision, pending.arrived_at)
-        flight.dispatched_at, flight.priority, flight.stay = now, pending.priority, pending.stay
+        flight.dispatched_at, flight.priority, flight.ticket = now, priority, ticket
         if match is not None:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
@@ -310,7 +314,7 @@ class Router:
         self._flights[request.id] = flight
         self._scheduler.dispatched(asked, view, decision, now)
         self.explanations.keep(flight)
-        return self._forward(flight, resolved.target if resolved.is_rewritten else "", pending.waited)
+        return self._forward(flight, resolved.target if resolved.is_rewritten else "", waited)
 
     def _expect_exactly(self, flight: Flight, held: Held, member: Member, keys: PromptKeys) -> None:
         """Note what the exact index promises of the chosen endpoint, and what will lie there."""
@@ -338,11 +342,13 @@ class Router:
 
     # ------------------------------------------------------------------ refusals
 
-    def refuse(self, request: Request, refusal: Refusal, pending: Pending | None = None) -> Refuse:
+    def refuse(
+        self, request: Request, refusal: Refusal, ticket: Ticket | None = None, waited: Waited | None = None
+    ) -> Refuse:
         """Count a refusal and return it; a client that left is none."""
-        priority, waited, stay = (pending.priority, pending.waited, pending.stay) if pending else (0, None, None)
+        priority = ticket.priority if ticket is not None else 0
         self._errors_total += refusal.reason is not RefusalReason.CLIENT_GONE
-        self.explanations.refused(Refused(request, refusal, priority, waited, stay, self._now))
+        self.explanations.refused(Refused(request, refusal, priority, waited, ticket, self._now))
         return Refuse(request.id, refusal, request.api, priority, waited)
 
     def flight(self, request_id: str) -> Flight | None:
