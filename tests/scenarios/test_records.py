@@ -168,3 +168,10 @@ def test_a_journal_with_another_choice_in_it_is_told_apart(
             file.write(encode(Step(step.now, step.event, commands)))
     assert main(["replay", str(changed)]) == 1
     assert "differs" in capsys.readouterr().out
+
+
+def test_an_id_that_is_no_utf8_costs_nobody_a_record(written: ScenarioPool) -> None:
+    asked, url = body("hello there", 4), f"{written.url}/v1/chat/completions"
+    assert written.http.post(url, json=asked, headers=[(b"x-request-id", b"odd-\xff\xfe")]).status_code == 200
+    assert written.post(asked, {"x-request-id": "even"}).status_code == 200
+    assert [written.explained(name)["status"] for name in ("odd-\xff\xfe", "even")] == [200, 200]

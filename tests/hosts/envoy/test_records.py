@@ -7,11 +7,13 @@ import time
 import pytest
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.hosts.envoy import decode_records
 from shoal.hosts.envoy.accesslog import RECORD_TAG
+from shoal.hosts.envoy.recordform import parse_records
 from shoal.hosts.envoy.records import MAX_TOKENS, Record, decode_record
 from shoal.pool import Outcome
 
@@ -190,3 +192,23 @@ def test_a_record_is_cheap_to_read() -> None:
 
     # CPU time of this process, best of many: load on the machine does not enter.
     assert min(cost_s() for _ in range(30)) < 80e-6
+
+
+def test_words_of_a_client_that_are_no_utf8_cost_nobody_a_record() -> None:
+    message = als_pb2.StreamAccessLogsMessage()
+    message.identifier.log_name = "0"
+    message.http_logs.log_entry.extend([entry(shoal={"id": str(n), "picker": "0"}) for n in range(3)])
+    message.http_logs.log_entry[1].request.request_id = "bad-bytes"
+    wire = message.SerializeToString().replace(b"bad-bytes", b"bad-\xff\xfe\x80es")
+    with pytest.raises(DecodeError):
+        als_pb2.StreamAccessLogsMessage.FromString(wire)
+    assert decode_records(parse_records(wire)) == decode_records(message)
+
+
+def test_what_is_read_of_a_message_is_all_that_a_record_is_made_of() -> None:
+    message = als_pb2.StreamAccessLogsMessage()
+    made = entry(usage={"prompt": 100, "cached": 64, "completion": 7})
+    made.common_properties.duration.FromMicroseconds(1_234_567)
+    message.http_logs.log_entry.extend([made])
+    assert decode_records(parse_records(message.SerializeToString())) == [decode_record(made)]
+    assert decode_record(made).outcome.duration_s == pytest.approx(1.234567)

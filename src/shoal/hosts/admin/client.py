@@ -45,7 +45,7 @@ class PoolClient:
 
     def explain(self, request_id: str) -> dict[str, Any]:
         """Return what the workers know of a request: `found` (a list, maybe empty), `silent` and `renewed` pickers."""
-        _, body = self._ask("GET", f"/explain/{quote(request_id, safe='')}")
+        _, body = self._ask("GET", f"/explain/{quote(request_id, safe='', errors='replace')}")
         explained: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
         return explained
 

@@ -44,7 +44,8 @@ class Call:
     __slots__ = ("answer_id", "body", "id", "request")
 
     def __init__(self, request: web.BaseRequest, body: bytes, own_id: str) -> None:
-        asked = request.headers.get("X-Request-Id")
+        # As bytes they are letters to vLLM, too, whatever they are in UTF-8.
+        asked = request.headers.get("X-Request-Id", "").encode(errors="surrogateescape").decode("latin-1")
         self.request = request
         self.body = body
         self.id = asked or own_id * 2

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast
 
-from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from shoal.hosts.envoy.recordform import parse_records
 from shoal.hosts.extproc import streams
 from shoal.hosts.extproc.exchange import Exchange
 from shoal.hosts.extproc.http2 import Connection, Opened, Received
@@ -198,7 +198,7 @@ class RecordsCall(Call):
 
     def take(self, message: Message) -> list[bytes]:
         """Feed the router."""
-        streams.take_records(self._picker, als_pb2.StreamAccessLogsMessage.FromString(joined(message)))
+        streams.take_records(self._picker, parse_records(joined(message)))
         return []
 
     def finish(self) -> list[bytes]:

@@ -16,6 +16,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from shoal.hosts.envoy.recordform import parse_records
 from shoal.hosts.extproc.exchange import Exchange
 from shoal.hosts.extproc.streams import (
     ACCESS_LOG,
@@ -194,7 +195,7 @@ def _access_log_handler(picker: Picker) -> Any:
         {
             "StreamAccessLogs": grpc.stream_unary_rpc_method_handler(
                 stream_access_logs,
-                request_deserializer=als_pb2.StreamAccessLogsMessage.FromString,
+                request_deserializer=parse_records,
                 response_serializer=als_pb2.StreamAccessLogsResponse.SerializeToString,
             )
         },
