@@ -1,7 +1,8 @@
-"""Chunked bodies: one walk that follows an answer without touching its bytes, one that takes a request's apart.
+"""Chunked bodies: one walk follows an answer without touching its bytes, another takes a request's apart.
 
-Owns the grammar of RFC 9112, section 7.1.  Extensions are passed over, trailers dropped; anything else that is not
-exactly a chunk is an error, for a reader that forgives and one that does not see different messages.
+Owns the grammar of RFC 9112, section 7.1, and what one whole chunk looks like.  Extensions are passed over, trailers
+dropped; anything else that is not exactly a chunk is an error, for a reader that forgives and one that does not see
+different messages.
 """
 
 import re
@@ -13,6 +14,18 @@ _MAX_LINE_BYTES = 4096
 _MAX_TRAILER_BYTES = 16 * 1024
 _CRLF = b"\r\n"
 _SIZES = {b"%x" % size: size for size in range(2048)}
+
+WHOLE_BYTES = 1024
+"""The largest payload of a chunk that `WHOLE` knows: an event of a token is a few hundred bytes."""
+
+WHOLE = {
+    len(opening) + size + 2: (len(opening), opening, size)
+    for size in range(1, WHOLE_BYTES + 1)
+    for opening in (b"%x\r\n" % size,)
+}
+"""By the length of one whole chunk: the length of its size line, that line, and the bytes of its payload.
+
+What is so long, begins so and ends with CRLF is that chunk and nothing else."""
 
 
 class BadChunk(Exception):

@@ -9,10 +9,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from shoal.hosts.direct.answerheads import AnswerHead
-from shoal.hosts.direct.chunks import BadChunk, ChunkDecoder, ChunkWalk
+from shoal.hosts.direct.chunks import WHOLE, WHOLE_BYTES, BadChunk, ChunkDecoder, ChunkWalk
 from shoal.hosts.direct.tails import KEEP_BYTES
 
 _CRLF = b"\r\n"
+_CR, _LF = _CRLF
+
+KEEP_READS = 16
+"""So many small reads are kept before they are cut to the bytes that are wanted, for cutting at each costs more."""
 
 
 class Listener(Protocol):
@@ -41,24 +45,25 @@ class Splice:
         "_keeps_tail",
         "_left",
         "_listener",
-        "_out",
         "_size",
         "_tail",
-        "_tail_bytes",
+        "_takes_whole",
         "_walk",
+        "_write",
         "first",
     )
 
     def __init__(self, listener: Listener, out: asyncio.Transport, *, keeps_first: bool, keeps_tail: bool) -> None:
         self._listener = listener
-        self._out = out
+        self._write = out.write
         self._keeps_first = keeps_first
         self._keeps_tail = keeps_tail
         self._tail: list[bytes] = []
-        self._tail_bytes = 0
         self._walk: ChunkWalk | None = None
         self._decoder: ChunkDecoder | None = None
         self._left = self._size = 0
+        # No chunk is under way, and of the next one nothing but the end is wanted.
+        self._takes_whole = False
         self.first = b""
 
     def mode(self, answer: AnswerHead, minor: int) -> Take:
@@ -77,7 +82,7 @@ class Splice:
     @property
     def body_bytes(self) -> int:
         """Payload so far, without what frames it."""
-        return self._size if self._walk is None else self._walk.body_bytes
+        return self._size if self._walk is None else self._size + self._walk.body_bytes
 
     @property
     def tail(self) -> bytes:
@@ -101,6 +106,23 @@ class Splice:
     # ------------------------------------------------------------------ the ways of framing
 
     def _chunked(self, data: bytes, head: bytes = b"") -> None:
+        """Mostly a read brings one event in one chunk, as a token comes: all that is done for it stands here."""
+        whole = WHOLE.get(len(data))
+        if whole is not None and self._takes_whole:
+            width, opening, size = whole
+            # Of the ways to compare, these cost least: `startswith` and `endswith` take more than all else here.
+            if data[:width] == opening and data[-1] == _LF and data[-2] == _CR and not head:
+                write = self._write
+                write(data)
+                self._size += size
+                tail = self._tail
+                tail.append(data)
+                if len(tail) > KEEP_READS:
+                    self._shorten()
+                return
+        self._walked(data, head)
+
+    def _walked(self, data: bytes, head: bytes) -> None:
         walk = self._walk
         assert walk is not None
         try:
@@ -109,17 +131,18 @@ class Splice:
             self._listener.broken("UPE")
             return
         if walk.is_over:
-            self._out.write(head + data[:stop] + (_CRLF if walk.owes_end else b""))
+            self._write(head + data[:stop] + (_CRLF if walk.owes_end else b""))
             if self._keeps_tail:
                 self._keep(data)
             self._listener.completed(not walk.left_bytes)
             return
         if head:
-            self._out.write(head + data[:stop])
+            self._write(head + data[:stop])
         elif stop:
-            self._out.write(data if stop == len(data) else data[:stop])
+            self._write(data if stop == len(data) else data[:stop])
         if self._keeps_tail:
             self._keep(data)
+            self._takes_whole = walk.is_between and not self._keeps_first
 
     def _sized(self, data: bytes, head: bytes = b"") -> None:
         size = len(data)
@@ -129,7 +152,7 @@ class Splice:
             size += left
         self._left = max(0, left)
         self._size += size
-        self._out.write(head + data if head else data)
+        self._write(head + data if head else data)
         if self._keeps_tail:
             self._keep(data)
         if left <= 0:
@@ -137,7 +160,7 @@ class Splice:
 
     def _until_close(self, data: bytes, head: bytes = b"") -> None:
         self._size += len(data)
-        self._out.write(head + data if head else data)
+        self._write(head + data if head else data)
         if self._keeps_tail:
             self._keep(data)
 
@@ -151,25 +174,22 @@ class Splice:
             return
         payload = decoder.take()
         self._size += len(payload)
-        self._out.write(head + payload)
+        self._write(head + payload)
         if self._keeps_tail:
             self._keep(data)
         if decoder.is_over:
             self._listener.completed(not decoder.rest)
 
     def _keep(self, data: bytes) -> None:
-        size = len(data)
         if self._keeps_first:
             self.first += data[:KEEP_BYTES]
             self._keeps_first = len(self.first) < KEEP_BYTES
-        tail = self._tail
-        if size >= KEEP_BYTES:
+        if len(data) >= KEEP_BYTES:
             self._tail = [data[-KEEP_BYTES:]]
-            self._tail_bytes = KEEP_BYTES
             return
-        tail.append(data)
-        kept = self._tail_bytes + size
-        if kept > 2 * KEEP_BYTES:
-            while kept - len(tail[0]) >= KEEP_BYTES:
-                kept -= len(tail.pop(0))
-        self._tail_bytes = kept
+        self._tail.append(data)
+        if len(self._tail) > KEEP_READS or len(data) > WHOLE_BYTES:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        self._tail = [b"".join(self._tail)[-KEEP_BYTES:]]
