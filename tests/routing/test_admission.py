@@ -510,3 +510,13 @@ def test_aborting_a_session_ends_what_waits_of_it_too() -> None:
     assert pool.state("b") not in ("waits", "sent")
     assert pool.state("c") == "waits"
     assert pool.router.status().flow.requests == 1
+
+
+def test_who_wants_its_prefix_or_nothing_waits_only_where_somebody_holds_it() -> None:
+    pool = FlowPool(flow_of(1))
+    wish = {"prefer": "if-available"}
+    assert pool.ask("first", prompt="shared", tokens=2000) == "sent"
+    assert pool.ask("nowhere", headers=wish, tokens=2000) == "precondition-failed"
+    assert pool.ask("somewhere", prompt="shared", headers=wish, tokens=2000) == "waits"
+    assert pool.ask("anything", headers={"prefer": "return=minimal"}) == "waits"
+    assert pool.finish("first") == ["somewhere"]

@@ -39,6 +39,7 @@ from shoal.routing.fleet import Fleet
 from shoal.routing.flowplan import FlowPlan
 from shoal.routing.flowstatus import FlowStatus, flow_status
 from shoal.routing.models import ModelTable, Resolved
+from shoal.routing.returns import is_conditional
 from shoal.routing.room import Room
 from shoal.routing.tenancy import Standing, Tenancy, slo_ttft_s, wait_limit_s
 from shoal.routing.whereabouts import Whereabouts
@@ -175,6 +176,8 @@ class Admission:
                     return [sent]
                 if sent.reason is not RefusalReason.SATURATED:
                     return [self._turned_away(ticket, self._behind(sent, ticket, now), now)]
+        if "prefer" in request.headers and self._is_in_vain(pending, rows, now):
+            return [self._turned_away(ticket, refusals.NOWHERE, now)]
         if self._asks_work and has_endpoints:
             self._look_up_work(ticket, rows, now)
         full = queue.offer(ticket, now)
@@ -183,6 +186,13 @@ class Admission:
         # Where others wait already, one more of the same or a lower priority cannot go before them.
         self._has_news = not ticket.ahead or (self._evictions.is_used and self._evictions.has_any)
         return [Hold(request.id, ticket.priority, ticket.ahead)]
+
+    def _is_in_vain(self, pending: Pending, rows: Rows, now: float) -> bool:
+        """Whether a client that wants its prefix or nothing would wait for an endpoint that holds none of it."""
+        request = pending.request
+        if not is_conditional(request):
+            return False
+        return not len(rows) or not self._whereabouts.is_anywhere(request, pending.hashes, pending.keys, rows, now)
 
     def _straight(self, ticket: Ticket, rows: Rows, now: float) -> Command:
         sent = self._sender.send(ticket.item, rows, now, ticket)

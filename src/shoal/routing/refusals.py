@@ -16,6 +16,10 @@ EVICTED = Refusal(
     reason=RefusalReason.EVICTED,
     message="A request of a higher priority needed the place of this one; try again later.",
 )
+NOWHERE = Refusal(
+    reason=RefusalReason.PRECONDITION_FAILED,
+    message="No endpoint that can take the request now holds any of its prompt (`Prefer: if-available`).",
+)
 _COMES_AGAIN = (RefusalReason.EVICTED, RefusalReason.NOT_ADMITTED)
 _NOBODY_S = 1.0
 """Nothing is measured of an endpoint that is not there."""

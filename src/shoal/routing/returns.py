@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.pool import Decision, FleetView, Outcome, Refusal, RefusalReason, Request
+from shoal.pool import Decision, FleetView, Outcome, Refusal, Request
 from shoal.prefix import EstimatedIndex
 from shoal.routing.books import ASSUMED_OUTPUT_TOKENS, Flight
 from shoal.routing.fleet import Fleet, Member
 from shoal.routing.news import PeerExpects
 from shoal.routing.outbox import Outbox
+from shoal.routing.refusals import NOWHERE
 from shoal.routing.reserves import Reserves, Session
 from shoal.routing.status import ReturnGauges
 
@@ -234,7 +235,4 @@ def holders(view: FleetView) -> FleetView | Refusal:
     mask = view.column("held_tokens") > 0
     if mask.any():
         return view if mask.all() else view.keep(mask)
-    return Refusal(
-        reason=RefusalReason.PRECONDITION_FAILED,
-        message="No endpoint that can take the request now holds any of its prompt (`Prefer: if-available`).",
-    )
+    return NOWHERE

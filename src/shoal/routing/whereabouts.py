@@ -37,7 +37,19 @@ class Whereabouts(NamedTuple):
 
     def most_tokens(self, request: Request, hashes: bytes, keys: PromptKeys, rows: Rows, now: float) -> float:
         """Return how much of a prompt the best of `rows` is believed to hold, in tokens."""
+        view, is_exact = self._view(request, hashes, keys, rows, now)
+        most = float(view.column("matched_tokens").max())
+        return most if is_exact else most + self.tail.tokens(int(most) // BLOCK_TOKENS, request.prompt_tokens)
+
+    def is_anywhere(self, request: Request, hashes: bytes, keys: PromptKeys, rows: Rows, now: float) -> bool:
+        """Whether any of `rows` is believed to hold any of a prompt."""
+        view, _ = self._view(request, hashes, keys, rows, now)
+        return bool((view.column("held_tokens") > 0).any())
+
+    def _view(
+        self, request: Request, hashes: bytes, keys: PromptKeys, rows: Rows, now: float
+    ) -> tuple[FleetView, bool]:
+        """What is believed of `rows`, and whether their caches say so themselves."""
         _, match, held = self.of(request, hashes, keys, now)
         columns = Columns(self.fleet, self.books, self.models, request, match, now, 0.0, held)
-        most = float(FleetView(self.fleet.endpoints, columns, (), rows).column("matched_tokens").max())
-        return most if held is not None else most + self.tail.tokens(int(most) // BLOCK_TOKENS, request.prompt_tokens)
+        return FleetView(self.fleet.endpoints, columns, (), rows), held is not None
