@@ -5,6 +5,7 @@ import pytest
 
 from shoal.kernel import Chance
 from shoal.pool import Endpoint, EndpointState, FleetView, Request, Signals
+from shoal.prefix import capacity_blocks
 from shoal.routing import Router
 from shoal.routing.columns import COMPLETE, STALE_SIGNALS_S, Columns
 from shoal.routing.config import load
@@ -54,3 +55,18 @@ def test_an_endpoint_that_joins_is_unknown_and_one_that_leaves_takes_its_reading
     assert np.isnan(waiting(pool, 2.0)).sum() == 1
     pool.handle(EndpointLeft("10.0.0.0005"), 2.0)
     assert not np.isnan(waiting(pool, 2.0)).any()
+
+
+def test_the_same_reading_again_is_a_new_one() -> None:
+    pool, same = router(), Signals(waiting=2.0)
+    for now in (1.0, 1.0 + STALE_SIGNALS_S, 1.5 + STALE_SIGNALS_S):
+        pool.handle(LoadSeen("10.0.0.000:8000", same), now)
+    assert waiting(pool, 2.0 + STALE_SIGNALS_S)[0] == 2.0
+
+
+def test_a_cache_of_another_size_counts_from_its_first_reading_on() -> None:
+    pool = router()
+    for blocks in (1_000, 1_000, 3_000):
+        pool.handle(LoadSeen("10.0.0.000:8000", Signals(num_blocks=blocks, block_size_tokens=16)), 1.0)
+        assert pool._index.capacity(pool._fleet.at("10.0.0.000:8000").slot) == capacity_blocks(blocks, 16)
+        assert pool._fleet.columns["kv_capacity_tokens"][0] == blocks * 16

@@ -183,13 +183,14 @@ class Fleet:
 
         Returns whether the KV cache has another size than before.
         """
-        member.signals = signals
         cells, row = self.cells, member.row
-        self.signals[row] = signals
+        cells["signals_at"][row] = now
+        if member.signals is signals:
+            return False
+        member.signals = self.signals[row] = signals
         cells["waiting"][row] = np.nan if signals.waiting is None else signals.waiting
         cells["running"][row] = np.nan if signals.running is None else signals.running
         cells["kv_usage"][row] = np.nan if signals.kv_usage_ratio is None else signals.kv_usage_ratio
-        cells["signals_at"][row] = now
         capacity_tokens = (signals.num_blocks or 0) * (signals.block_size_tokens or 0)
         if not capacity_tokens or cells["kv_capacity_tokens"][row] == capacity_tokens:
             return False

@@ -48,7 +48,8 @@ class Node:
     """
 
     __slots__ = (
-        "_changed", "_ended", "_engine", "_loop", "_planned_at", "_store", "config", "endpoint", "is_leaving", "is_up",
+        "_at_rest", "_changed", "_ended", "_engine", "_loop", "_planned_at", "_store", "config", "endpoint",
+        "is_leaving", "is_up",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +72,7 @@ class Node:
         self._store = store
         self._engine = config.make(store)
         self._planned_at = -1.0
+        self._at_rest = Signals()
 
     def feed(self, event: Event) -> None:
         """Give the engine an event now."""
@@ -89,17 +91,23 @@ class Node:
         self.feed(PaceChanged(slow_factor=factor))
 
     def signals(self) -> Signals:
-        """What its metrics page says."""
-        engine = self._engine
-        return Signals(
+        """What its metrics page says: the same object while it has nothing to do."""
+        engine, counters = self._engine, self._engine.counters
+        is_at_rest = engine.deadline() is None
+        if is_at_rest and self._at_rest.prefix_query_tokens == counters.prompt:
+            return self._at_rest
+        signals = Signals(
             waiting=float(engine.num_waiting),
             running=float(engine.num_running),
             kv_usage_ratio=engine.usage_ratio(self._loop.now),
             num_blocks=engine.num_blocks,
             block_size_tokens=engine.block_size,
-            prefix_query_tokens=float(engine.counters.prompt),
-            prefix_hit_tokens=float(engine.counters.cached),
+            prefix_query_tokens=float(counters.prompt),
+            prefix_hit_tokens=float(counters.cached),
         )
+        if is_at_rest:
+            self._at_rest = signals
+        return signals
 
     def has_begun(self, request_id: str) -> bool:
         """Whether the client of a request has got anything of its answer."""
