@@ -54,9 +54,8 @@ class _Plan(NamedTuple):
         prompt = self.system
         for place, (think_s, said, answered) in enumerate(self.lengths):
             content = 10_000 + 100 * self.number + 2 * place
-            prompt = prompt.extend(content, said)
-            yield Turn(prompt, answered, think_s if place else 0.0)
-            prompt = prompt.extend(content + 1, answered)
+            asked, prompt = prompt.exchange(content, said, content + 1, answered)
+            yield Turn(asked, answered, think_s if place else 0.0, whole=prompt)
 
 
 def _length(rng: np.random.Generator, median: float, most: int) -> int:

@@ -45,7 +45,7 @@ class Run:
             engine.num_running,
             engine.num_waiting,
             pool.num_free,
-            pool.cached_hashes(),
+            sorted(pool.cached_hashes()),
             list(pool._free),
             engine.host.hashes() if engine.host is not None else (),
             (counters.steps, counters.generation, counters.preemptions, counters.prefix_hits, counters.cached),
@@ -78,7 +78,7 @@ def event_of(move: tuple[object, ...], number: int) -> Event | None:
         case ("submit", int(prompt), int(output), int(prefix), str(adapter)):
             shared = min(prefix, prompt + output)
             event = request(f"r{number}", prompt, output, prefix=shared, block_size=BLOCK, adapter=adapter)
-            # Every second one leaves its answer without hashes, as the twin does.
+            # Every second one leaves its answer without hashes, as the twin does where nobody knows what it says.
             hashes = event.block_hashes[: prompt // BLOCK] if number % 2 else event.block_hashes
             return msgspec.structs.replace(event, block_hashes=hashes)
         case ("abort", int(which)):

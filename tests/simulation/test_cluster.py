@@ -5,13 +5,16 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
 
 from shoal.kernel import ConfigError
-from shoal.simulation import Cluster, ClusterConfig, Result, read_experiment, run_experiment
+from shoal.routing import Arrived, Event
+from shoal.routing.events import BlocksStored
+from shoal.simulation import Cluster, ClusterConfig, Prompt, Result, Session, Turn, read_experiment, run_experiment
 from shoal.simulation.experiment import Trace, arriving, build, nodes_of
 from shoal.simulation.results import Sample
 
@@ -255,3 +258,49 @@ def test_nothing_is_left_of_a_run_once_the_next_one_goes() -> None:
     del first
     run_experiment(experiment, 2)
     assert left() is None
+
+
+def test_jitter_is_added_to_the_network_and_is_none_unless_it_is_asked_for() -> None:
+    steady, same, shaken = (run(SMALL + f"delays: {{jitter_s: {table}}}\n") for table in ("[]", "[0, 0]", "[0, 0, 2]"))
+    assert steady == same == run(SMALL)
+    assert shaken.ttft_p50_s < steady.ttft_p50_s + 0.3
+    assert shaken.ttft_mean_s == pytest.approx(steady.ttft_mean_s + 0.5, abs=0.2)
+
+
+PROMPT = Prompt.empty(0).extend(1, 800)
+ANSWERED = PROMPT.extend(2, 160)
+HELD_TOKENS = 944
+"""Of 800 and 160, whole blocks of 16; the last token was sampled and never computed."""
+
+
+def ask_again(whole: Prompt | None, *, mode: str = "step", router: str = "") -> tuple[Cluster, list[Event]]:
+    """Ask, and ask again behind the answer, on one engine."""
+    turns = Turn(PROMPT, 160, whole=whole), Turn(ANSWERED.extend(3, 400), 20, think_s=1.0)
+    (node,) = nodes_of(read_experiment(f"workload: {{shape: hot}}\nfleet: [{{count: 1, mode: {mode}}}]", "test"))
+    node = msgspec.structs.replace(node, engine=msgspec.structs.replace(node.engine, has_cache_events=bool(router)))
+    told: list[Event] = []
+    cluster = Cluster(
+        ClusterConfig(nodes=(node,), router=router, seed=1),
+        on_step=lambda _number, _now, event, _ordered: told.append(event),
+    )
+    cluster.run([Session("s", partial(iter, turns))])
+    return cluster, told
+
+
+@pytest.mark.parametrize("mode", ["step", "aggregate"])
+def test_an_answer_that_comes_back_in_a_prompt_is_found_in_the_cache(mode: str) -> None:
+    cached = [[sample.cached_tokens for sample in ask_again(whole, mode=mode)[0].samples] for whole in (ANSWERED, None)]
+    assert cached == [[0, HELD_TOKENS], [0, 800]]
+
+
+@pytest.mark.parametrize("mode", ["step", "aggregate"])
+def test_pickers_see_prompts_only_and_hear_of_the_blocks_of_answers(mode: str) -> None:
+    _, told = ask_again(ANSWERED, mode=mode, router=PRECISE)
+    first = next(event for event in told if isinstance(event, Arrived))
+    assert (first.request.prompt_tokens, first.blocks) == (800, PROMPT.hashes())
+    stored = b"".join(event.keys for event in told if isinstance(event, BlocksStored))
+    assert set(_keys(ANSWERED.keys(16)[: 8 * HELD_TOKENS // 16])) <= set(_keys(stored))
+
+
+def _keys(packed: bytes) -> list[bytes]:
+    return [packed[at : at + 8] for at in range(0, len(packed), 8)]

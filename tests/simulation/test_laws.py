@@ -68,7 +68,8 @@ def asks(lengths: list[int]) -> list[Session]:
     sessions = []
     for n, length in enumerate(lengths):
         prompt = root.extend(n % 3 + 1, 1500).extend(100 + n % 7, 400 + 37 * n)
-        steps: tuple[Turn | Fork, ...] = (Turn(prompt, length),)
+        whole = prompt.extend(1000 + n, length)
+        steps: tuple[Turn | Fork, ...] = (Turn(prompt, length, whole=whole),)
         sessions.append(Session(f"s{n % 11}", partial(iter, steps), arrives_s=0.02 * n, tenant=f"t{n % 3}"))
     return sessions
 

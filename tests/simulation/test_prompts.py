@@ -32,6 +32,21 @@ def test_a_longer_prompt_begins_as_the_one_that_it_grew_from(start: Parts, more:
         assert read_blocks(grown.hashes())[:shared].tolist() == read_blocks(short.hashes()).tolist()
 
 
+@given(parts, st.integers(0, 300), st.integers(0, 300))
+def test_what_is_said_and_answered_at_once_is_what_comes_of_it_in_turn(start: Parts, say: int, reply: int) -> None:
+    asked, whole = made(start).exchange(8, say, 9, reply)
+    one_by_one = made(start).extend(8, say)
+    for found, wanted in (
+        (asked, one_by_one),
+        (whole, one_by_one.extend(9, reply)),
+        (asked.extend(7, 40), one_by_one.extend(7, 40)),
+        (whole.extend(7, 40), one_by_one.extend(9, reply).extend(7, 40)),
+    ):
+        assert found.tokens == wanted.tokens
+        assert found.chain.tolist() == wanted.chain.tolist()
+        assert found.hashes() == wanted.hashes()
+
+
 def test_other_content_another_seed_or_another_order_share_nothing() -> None:
     base = made([(1, 640), (2, 640)])
     for other in (made([(2, 640), (1, 640)]), made([(1, 640), (2, 640)], seed=1), made([(3, 1280)])):

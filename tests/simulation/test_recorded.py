@@ -66,6 +66,22 @@ def test_a_session_keeps_its_pauses_lengths_and_all_that_its_prompts_share() -> 
     assert shared_tokens(first.prompt, second.prompt) == 992
 
 
+@pytest.mark.parametrize(("answered", "is_part"), [(1000, True), (1001, False)])
+def test_an_answer_is_part_of_a_prompt_that_grew_by_at_least_as_much(answered: int, is_part: bool) -> None:
+    steps = [arrived(1, 0.0, OPENING), *ended(1, 1.0, answered), arrived(2, 2.0, GROWN), *ended(2, 3.0, 5)]
+    (session,) = recorded.journal([written(steps)])
+    first, second = turns(session)
+    assert first.blocks(16) == (second if is_part else first).prompt.blocks(16)
+    assert second.blocks(16) == second.prompt.blocks(16)
+
+
+def test_an_answer_is_not_looked_for_in_a_prompt_that_begins_otherwise() -> None:
+    other = Prompt.empty(0).extend(4, 3000)
+    steps = [arrived(1, 0.0, OPENING), *ended(1, 1.0, 20), arrived(2, 2.0, other), *ended(2, 3.0, 5)]
+    (session,) = recorded.journal([written(steps)])
+    assert [turn.whole for turn in turns(session)] == [None, None]
+
+
 def test_prompts_of_different_sessions_share_what_their_hashes_say() -> None:
     other = OPENING.extend(3, 1000)
     steps = [arrived(1, 0.0, OPENING, "a"), arrived(2, 1.0, other, "b"), arrived(3, 2.0, GROWN, "c")]

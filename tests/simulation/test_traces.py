@@ -153,6 +153,7 @@ def test_tracelab_rounds_grow_are_cut_and_pause_as_they_did() -> None:
         return 16 * int(sum(x == y for x, y in zip(a.prompt.chain, b.prompt.chain, strict=False)))
 
     assert shared(first, grown) == 1600
+    assert grown.prompt.blocks(16)[:110] == first.blocks(16)  # its answer is part of what grew
     assert shared(grown, cut) == 640
     assert shared(first, turns(two)[0]) == 800  # the system prompt
     assert len(traces.tracelab(lines, limit=1)) == 1

@@ -1,5 +1,6 @@
 """Recipes: sessions have the shape that they are said to have, the same for the same seed each time they are asked."""
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -54,6 +55,25 @@ def test_a_recipe_makes_the_same_of_a_seed_and_another_of_another(shape: dict[st
     sessions = make(shape)
     assert told(sessions) == told(sessions) == told(make(shape))
     assert told(sessions) != told(make(shape, 2))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape["shape"]))
+def test_what_is_answered_is_known_to_engines_and_is_a_part_of_what_is_asked_next(shape: dict[str, Any]) -> None:
+    for session in make(shape):
+        turns = [turn for turn in session.turns() if isinstance(turn, Turn)]
+        for turn in turns:
+            held = turn.blocks(16)
+            assert held[: turn.prompt.tokens // 16] == turn.prompt.blocks(16)
+            assert len(held) == (turn.prompt.tokens + turn.output_tokens) // 16
+        for turn, after in pairwise(turns):
+            assert after.prompt.blocks(16)[: len(turn.blocks(16))] == turn.blocks(16)
+
+
+def test_samples_of_one_prompt_are_answered_differently() -> None:
+    sessions = make({"shape": "rollouts", "prompts": 1, "samples": 8, "reply_tokens_mean": 100, "reply_sigma": 0.0})
+    turns = [turn for session in sessions for turn in flat(session)]
+    assert len({turn.prompt.blocks(16) for turn in turns}) == 1
+    assert len({turn.blocks(16) for turn in turns}) == 8
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape["shape"]))

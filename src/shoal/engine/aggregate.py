@@ -193,10 +193,12 @@ class AggregateEngine:
         cache, size = self._cache, self.block_size
         self._own_tokens -= member.own
         cache.private = self._own_tokens / size
-        full = member.event.block_hashes[: (member.event.prompt_tokens + member.done) // size] if member.done else ()
-        answered = self._hold(member, full, cache.match(full)) if len(full) > len(member.hashes) else None
-        cache.release(answered, 0)
-        cache.release(member.segment, member.own // size)
+        # The last token was sampled and is in no block yet.
+        computed = member.event.prompt_tokens + max(member.done - 1, 0)
+        full = member.event.block_hashes[: computed // size]
+        if len(full) > len(member.hashes):
+            cache.release(self._hold(member, full, cache.match(full)), 0)
+        cache.release(member.segment, max(0, -(-computed // size) - max(len(full), len(member.hashes))))
         member.segment = None
 
     def _hold(self, member: _Member, hashes: tuple[int, ...], hits: int) -> Segment | None:
@@ -213,6 +215,7 @@ class AggregateEngine:
         member = self._running[max(self._running)]
         self._stop(member)
         member.prompt = member.event.prompt_tokens + member.done
+        member.hashes = member.event.block_hashes[: member.prompt // self.block_size]
         member.preemptions += 1
         self.counters.preemptions += 1
         self._waiting.appendleft(member)
@@ -222,8 +225,10 @@ class AggregateEngine:
     def _begin(self, start: float) -> None:
         """Start the next phase at `start`, or go idle."""
         size = self.block_size
+        preemptions = self.counters.preemptions
         while len(self._running) > 1 and self._cache.room * size < self._decoding:
             self._preempt()
+        has_preempted = self.counters.preemptions > preemptions
         budget = self._budget_tokens - self._decoding
         work = self._work = []
         for member in self._prefilling:
@@ -231,7 +236,8 @@ class AggregateEngine:
             if count > 0:
                 work.append((member, count))
                 budget -= count
-        while self._waiting and budget > 0 and len(self._running) < self._max_seqs:
+        # Nobody is admitted in a step that threw somebody back, who would be the first one.
+        while not has_preempted and self._waiting and budget > 0 and len(self._running) < self._max_seqs:
             member = self._waiting[0]
             if member.is_live and not self._admit(member, start):
                 break
@@ -245,7 +251,7 @@ class AggregateEngine:
             self._steps = 1
             step_s = self._mixed_s(work)
         elif self._decoding:
-            self._steps = self._steps_left()
+            self._steps = 1 if has_preempted else self._steps_left()
             self._pace = self._step_time.pace(sequences=self._decoding, context_tokens=self._context_tokens)
             step_s = self._pace.total_s(self._steps)
         else:
@@ -257,12 +263,12 @@ class AggregateEngine:
         """Give a waiting request its blocks if they are there."""
         cache, size = self._cache, self.block_size
         hits = cache.match(member.hashes)
-        own = member.prompt - len(member.hashes) * size
-        needed = len(member.hashes) - hits + cache.idle_of(member.hashes, hits) + -(-own // size)
-        if needed > cache.room:
-            return False
         # Of the last block of a request half is empty on average.
-        member.own = own + size // 2
+        own = member.prompt - len(member.hashes) * size + size // 2
+        needed = len(member.hashes) - hits + cache.idle_of(member.hashes, hits) + own / size
+        if self._running and needed > cache.room:
+            return False
+        member.own = own
         self._own_tokens += member.own
         cache.private = self._own_tokens / size
         member.segment = self._hold(member, member.hashes, hits)

@@ -123,6 +123,10 @@ class BlockPool:
             hash_of[block] = block_hash
         return fresh
 
+    def has_none(self, hashes: Sequence[int]) -> bool:
+        """Whether no block can be found by any of these hashes."""
+        return self._holder_of.keys().isdisjoint(hashes)
+
     def cached_hashes(self) -> list[int]:
         """Return every hash that can be found."""
         return list(self._holder_of)

@@ -77,21 +77,26 @@ def _first_seal(sequence: Sequence, block_size: int) -> int:
 
 
 def _keep(work: list[Sequence], cache: KvCache, block_size: int, steps: int) -> None:
-    """Give the sequences the blocks of the next `steps` steps and seal full ones, in the order of single steps."""
+    """Give the sequences the blocks of the next `steps` steps and seal full ones, as single steps would."""
     wanted: list[tuple[int, int]] = []
-    sealed: list[tuple[int, int]] = []
+    sealing: list[tuple[int, int]] = []
     for place, sequence in enumerate(work):
+        # A block is full one step before the next one is wanted.
         first = len(sequence.blocks) * block_size - sequence.computed
-        if first <= steps:
-            wanted += [(at, place) for at in range(first, steps + 1, block_size)]
+        if first > steps + 1:
+            continue
+        wanted += [(at, place) for at in range(first, steps + 1, block_size)]
         if sequence.sealed < len(sequence.hashes):
-            first = block_size - 1 - sequence.computed % block_size
-            sealed += [(at, place) for at in range(first, steps + 1, block_size)]
-    if not sealed:
+            sealing.append((first - 1, place))
+    ends = [(work[place], work[place].computed + steps + 1) for _, place in sealing]
+    if cache.may_seal_last([each.hashes[each.sealed : end // block_size] for each, end in ends]):
         wanted.sort()
         for (_, place), block in zip(wanted, cache.allocate(len(wanted)), strict=True):
             work[place].blocks.append(block)
+        for sequence, end in ends:
+            cache.seal(sequence, end)
         return
+    sealed = [(at, place) for first, place in sealing for at in range(first, steps + 1, block_size)]
     for at, place in sorted(wanted + sealed):
         sequence = work[place]
         computed = sequence.computed + at

@@ -5,10 +5,10 @@ Owns the sentences; docs/twin.md has the same ones, and a test compares them.
 
 MODELLED = (
     "Every decision of the router: the code that runs live, with its configuration and plugins.",
-    "Paged KV caches with prefix reuse and eviction, tiers below them, continuous batching, chunked prefill and "
-    "preemption.",
+    "Paged KV caches with prefix reuse and eviction, of prompts and of answers that come back in later prompts, tiers "
+    "below them, continuous batching, chunked prefill and preemption.",
     "The time of each step, by a roofline of model and accelerator.",
-    "Delays of network, metrics, records, KV events and gossip between pickers.",
+    "Delays of network, with jitter where it is given, metrics, records, KV events and gossip between pickers.",
     "Retries before the first byte; engines that die, come back, slow down, join and leave; answers that a dead one "
     "had begun are cut.",
     "Prefill and decode on different engines: two routers place a request, one over the engines that "
@@ -20,7 +20,8 @@ NOT_MODELLED = (
     "Tokenising, parsing, and the CPU of the picker itself.",
     "Clients' networks.",
     "Interference inside an engine beyond the step time.",
-    "Reuse of what an engine generated: an answer that comes back in a prompt is computed.",
+    "Reuse of answers in traces that name the blocks of prompts only (mooncake, claude-code): there an answer that "
+    "comes back in a prompt is computed.",
     "That a prefilling engine keeps blocks until they were fetched, that a decoding one holds room for them meanwhile, "
     "and that transfer and compute overlap.",
     "What a prompt says: prompts are lengths and what they share, and answers have the lengths of the workload.",

@@ -165,8 +165,9 @@ def _yaml(value: Any) -> str:
 
 def _delays(document: Document) -> str:
     used = document.experiment.delays
+    jitter = f", by chance up to {seconds(used.jitter_s[-1])} more" if used.jitter_s else ""
     said = (
-        f"{seconds(used.network_s)} from a picker to an engine",
+        f"{seconds(used.network_s)} from a picker to an engine{jitter}",
         f"{seconds(used.scrape_s)} between two readings of its metrics",
         f"{seconds(used.record_s)} until the record of a request",
         f"{seconds(used.tokenise_s)} for a prompt's tokens",

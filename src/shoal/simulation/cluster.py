@@ -24,6 +24,7 @@ from shoal.routing.config import RouterConfig, load
 from shoal.simulation.flights import Flight, Talk
 from shoal.simulation.handover import Handover, Links, Role
 from shoal.simulation.loop import Loop, Rank
+from shoal.simulation.network import Network
 from shoal.simulation.nodes import Node, NodeConfig, router_events
 from shoal.simulation.pickers import OnStep, Pickers
 from shoal.simulation.results import Sample
@@ -40,11 +41,11 @@ Places = Callable[[str], Sequence[str]]
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A pool.  router: text of a configuration.  routers: pickers that share what they know.
 
-    All delays in seconds.  network_s: picker to engine.  record_s: end of an answer to its record.  scrape_s: between
-    two readings of an engine's metrics.  gossip_s: between pickers.  tokenise_s: until a prompt's tokens are there.
-    detect_s: until a dead engine is noticed.  concurrency: clients, for sessions without a time of their own.
-    store_blocks: that a store holds which engines share, 0 for none.  handover: for engines with roles.  late: engines
-    that are not there at the start.
+    All delays in seconds.  network_s: picker to engine; jitter_s: what comes on top, see `Network`.  record_s: end of
+    an answer to its record.  scrape_s: between two readings of an engine's metrics.  gossip_s: between pickers.
+    tokenise_s: until a prompt's tokens are there.  detect_s: until a dead engine is noticed.  concurrency: clients, for
+    sessions without a time of their own.  store_blocks: that a store holds which engines share, 0 for none.  handover:
+    for engines with roles.  late: engines that are not there at the start.
     """
 
     nodes: tuple[NodeConfig, ...]
@@ -53,6 +54,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     concurrency: int = 32
     network_s: float = 0.0005
+    jitter_s: tuple[float, ...] = ()
     record_s: float = 0.02
     scrape_s: float = 0.5
     gossip_s: float = 0.01
@@ -88,7 +90,9 @@ class Cluster:
         loaded, prefilling = (load(text, "router") for text in (config.router, config.prefill_router))
         self._places = places
         count = config.routers if places is None else 0
-        self._chance = Chance(config.seed).stream("clients")
+        chance = Chance(config.seed)
+        self._chance = chance.stream("clients")
+        self._network = Network(config.network_s, config.jitter_s, chance.stream("network"))
 
         def pickers(settings: RouterConfig, first: int) -> Pickers:
             made = [Router(settings, Chance(config.seed + first + n), shares_pool=count > 1) for n in range(count)]
@@ -359,7 +363,7 @@ class Cluster:
         """Have the router of the engines that prefill place the prompt, as a request for one token."""
         self._prefills += 1
         flight.prefill = f"{request_id}.prefill{self._prefills}"
-        turn = flight.turn._replace(output_tokens=1, max_tokens=1)
+        turn = flight.turn._replace(output_tokens=1, max_tokens=1, whole=None)
         own = Flight(flight.talk, turn, flight.tenant, prefillers, flight.router, self.loop.now)
         own.whole = request_id
         self._flights[flight.prefill] = own
@@ -468,7 +472,7 @@ class Cluster:
             flight.attempts += 1
             if node.is_up:
                 flight.node, flight.is_submitted = node, False
-                at = self.loop.now + self.config.network_s + node.config.engine.profile.request_s
+                at = self.loop.now + self._network.delay_s() + node.config.engine.profile.request_s
                 if flight.source is not None:
                     at = self._transferred_at(flight.source, node, flight, at)
                 self.loop.at(at, Rank.ENGINE, self._submit, request_id, node)
@@ -491,7 +495,7 @@ class Cluster:
                 prompt_tokens=turn.prompt.tokens,
                 output_tokens=turn.output_tokens,
                 max_tokens=turn.max_tokens,
-                block_hashes=turn.prompt.blocks(node.block_size),
+                block_hashes=turn.blocks(node.block_size),
                 adapter=flight.talk.session.adapter,
                 received_tokens=received_tokens,
             )

@@ -19,6 +19,7 @@ from shoal.simulation.handover import Handover, Role
 from shoal.simulation.incidents import Incident, check_incidents, in_order, late
 from shoal.simulation.inferenceperf import read_perf
 from shoal.simulation.loop import Rank
+from shoal.simulation.network import check_jitter
 from shoal.simulation.nodes import NodeConfig
 from shoal.simulation.results import Result, Sample, summarise
 from shoal.simulation.sessions import Session
@@ -87,10 +88,14 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What takes time beside engines; between pickers it is the router's.  See `ClusterConfig`."""
 
     network_s: Seconds = _PLAIN.network_s
+    jitter_s: tuple[Seconds, ...] = _PLAIN.jitter_s
     record_s: Seconds = _PLAIN.record_s
     scrape_s: Annotated[float, msgspec.Meta(ge=0.001, le=10_000_000)] = _PLAIN.scrape_s
     tokenise_s: Seconds = _PLAIN.tokenise_s
     detect_s: Seconds = _PLAIN.detect_s
+
+    def __post_init__(self) -> None:
+        check_jitter(self.jitter_s)
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

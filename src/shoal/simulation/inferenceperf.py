@@ -164,11 +164,10 @@ class ConversationReplay(
     ) -> Iterator[Turn]:
         pause_s = 0.0
         for number, (say, reply, tool_s) in enumerate(turns):
-            prompt = prompt.extend(said + number, say)
-            if prompt.tokens + reply > self.max_model_len:
+            asked, prompt = prompt.exchange(said + number, say, replied + number, reply)
+            if prompt.tokens > self.max_model_len:
                 return
-            yield Turn(prompt, reply, pause_s, reply)
-            prompt = prompt.extend(replied + number, reply)
+            yield Turn(asked, reply, pause_s, reply, whole=prompt)
             pause_s = tool_s
 
 
@@ -242,8 +241,7 @@ def _asked(ask: tuple[Prompt, int, int, int], rounds: int, pace_s: float, most: 
     """Ask the same again and again; each time all that was said before goes first."""
     prompt, said, say, reply = ask
     for number in range(rounds):
-        prompt = prompt.extend(said, say)
-        if prompt.tokens + reply > most:
+        asked, prompt = prompt.exchange(said, say, said + 1, reply)
+        if prompt.tokens > most:
             return
-        yield Turn(prompt, reply, at_s=number * pace_s, max_tokens=reply)
-        prompt = prompt.extend(said + 1, reply)
+        yield Turn(asked, reply, at_s=number * pace_s, max_tokens=reply, whole=prompt)

@@ -69,18 +69,24 @@ class Prompt:
     def chain(self) -> Hashes:
         """Hash n covers the first n + 1 units; what is left over has none."""
         if self._pieces:
-            start, end = self._pieces[0][1], self._pieces[-1][2]
-            sums = _places(start, end)
-            for content, first, last in self._pieces:
-                sums[first - start : last - start] += np.uint64(content * 0x9E3779B97F4A7C15 & _MASK)
-            _mix(sums)
-            np.add.accumulate(sums, out=sums)
-            sums += self._sum
-            self._sum = sums[-1]
-            _mix(sums)
-            self._chain = np.concatenate((self._chain, sums))
-            self._pieces = ()
+            self._hash()
         return self._chain
+
+    def _hash(self, units: int = 0) -> np.uint64:
+        """Hash what was appended.  Returns the running sum behind the first `units` units of it."""
+        start, end = self._pieces[0][1], self._pieces[-1][2]
+        sums = _places(start, end)
+        for content, first, last in self._pieces:
+            sums[first - start : last - start] += np.uint64(content * 0x9E3779B97F4A7C15 & _MASK)
+        _mix(sums)
+        np.add.accumulate(sums, out=sums)
+        sums += self._sum
+        behind: np.uint64 = sums[units - 1]
+        self._sum = sums[-1]
+        _mix(sums)
+        self._chain = np.concatenate((self._chain, sums))
+        self._pieces = ()
+        return behind
 
     @classmethod
     def empty(cls, seed: int) -> "Prompt":
@@ -100,6 +106,21 @@ class Prompt:
         # Not more than two at once, so that prompts of one origin share what was hashed.
         chain = self.chain if len(self._pieces) > 1 else self._chain
         return Prompt(total, chain, self._sum, (*self._pieces, (content, first, last)))
+
+    def exchange(self, said: int, say: int, answer: int, reply: int) -> "tuple[Prompt, Prompt]":
+        """Return the prompt with `say` tokens of `said` behind it, and that with its answer of `reply` tokens.
+
+        The same as extending twice, but hashed at once; both share what they are made of.
+        """
+        before = len(self.chain)
+        asked = self.extend(said, say)
+        whole = asked.extend(answer, reply)
+        if asked._pieces:
+            units = asked.tokens // UNIT_TOKENS
+            asked._sum = whole._hash(units - before)
+            asked._chain = whole._chain[:units]
+            asked._pieces = ()
+        return asked, whole
 
     def units(self, hash_ids: npt.NDArray[np.uint64], tokens: int) -> "Prompt":
         """Return the prompt with units of given content behind it, which must begin at a unit's edge."""

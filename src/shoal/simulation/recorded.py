@@ -163,10 +163,20 @@ def _units(pieces: Pieces) -> int:
 
 def _turns(chain: tuple[Asked, ...], known: dict[int, Pieces], usual: int) -> Iterator[Turn]:
     pauses = [0.0] + [max(0.0, after.arrived_s - (one.ended_s or one.arrived_s)) for one, after in pairwise(chain)]
-    for each, think_s in zip(chain, pauses, strict=True):
+    prompt = _prompt(chain[0], known)
+    for place, (each, think_s) in enumerate(zip(chain, pauses, strict=True), 1):
         said = each.outcome.completion_tokens if each.outcome is not None else None
         said = min(max(1, said or usual), MAX_TOKENS)
-        yield Turn(_prompt(each, known), said, think_s, max(0, each.request.max_output_tokens or 0))
+        after = _prompt(chain[place], known) if place < len(chain) else None
+        whole = after if after is not None and _is_answered(prompt, said, after) else None
+        yield Turn(prompt, said, think_s, max(0, each.request.max_output_tokens or 0), whole=whole)
+        prompt = after or prompt
+
+
+def _is_answered(prompt: Prompt, said: int, after: Prompt) -> bool:
+    """Whether a prompt begins with the one before it, and has room behind it for the answer, as a chat's has."""
+    begins = after.chain[: len(prompt.chain)]
+    return after.tokens >= prompt.tokens + said and np.array_equal(begins, prompt.chain)
 
 
 def _prompt(each: Asked, known: dict[int, Pieces]) -> Prompt:

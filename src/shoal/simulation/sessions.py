@@ -20,6 +20,8 @@ class Turn(NamedTuple):
     """One request.  think_s: pause before it.  output_tokens: what the answer will have; no policy ever sees it.
 
     max_tokens: the client's limit, 0 for none.  at_s: seconds since its session began before which it is not sent.
+    whole: what begins with the prompt and its answer, as the next turn's prompt does; None where nobody knows.  Engines
+    see it, no policy does.
     """
 
     prompt: Prompt
@@ -27,6 +29,13 @@ class Turn(NamedTuple):
     think_s: float = 0.0
     max_tokens: int = 0
     at_s: float = 0.0
+    whole: Prompt | None = None
+
+    def blocks(self, block_size: int) -> tuple[int, ...]:
+        """Return an engine's hashes of the full blocks of the prompt, and of its answer where it is known."""
+        if self.whole is None:
+            return self.prompt.blocks(block_size)
+        return self.whole.blocks(block_size)[: (self.prompt.tokens + self.output_tokens) // block_size]
 
 
 class Fork(NamedTuple):

@@ -31,19 +31,13 @@ def ordered(recipe: msgspec.Struct) -> None:
 def talk(prompt: Prompt, plan: tuple[tuple[int, int, float], ...], content: int, max_tokens: int = 0) -> Iterator[Turn]:
     """Say, be answered, say more: the answer is part of the next prompt.  plan: (say, reply, pause before) per turn."""
     for number, (say, reply, think_s) in enumerate(plan):
-        prompt = prompt.extend(content + 2 * number, say)
-        yield Turn(prompt, reply, think_s if number else 0.0, max_tokens)
-        prompt = prompt.extend(content + 2 * number + 1, reply)
+        asked, prompt = prompt.exchange(content + 2 * number, say, content + 2 * number + 1, reply)
+        yield Turn(asked, reply, think_s if number else 0.0, max_tokens, whole=prompt)
 
 
 def question(rng: np.random.Generator, opening: Prompt, say: Range, reply: Range) -> Callable[[], Iterator[Turn]]:
     """Return one turn after an opening."""
     return partial(talk, opening, ((draw(rng, say), draw(rng, reply), 0.0),), content(rng))
-
-
-def once(prompt: Prompt, reply: int, max_tokens: int = 0) -> Iterator[Turn]:
-    """Ask once."""
-    yield Turn(prompt, reply, max_tokens=max_tokens)
 
 
 def content(rng: np.random.Generator) -> int:

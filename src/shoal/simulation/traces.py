@@ -244,14 +244,18 @@ def _rounds(rows: list[tuple[_Round, float, float]], number: int, most_think_s: 
     first = rows[0][0]
     opening = zlib.crc32(f"{first.provider} {first.model}".encode()) + (1 << 32)
     pieces: list[tuple[int, int]] = [(opening, first.prefix_tokens)]
-    seen, tokens, ended_s = first.prefix_tokens, 0, rows[0][1]
+    prompt, tokens, ended_s = _of_pieces(pieces), 0, rows[0][1]
     for place, (row, begun_s, answered_s) in enumerate(rows):
-        total = max(1, row.input_tokens_total)
-        shared = min(seen, total, seen if total >= tokens else row.prefix_tokens)
-        pieces = [*_first(pieces, shared), ((number << 24) + 2 * place, total - shared)]
-        yield Turn(_of_pieces(pieces), max(1, row.output_tokens), min(max(0.0, begun_s - ended_s), most_think_s))
-        pieces.append(((number << 24) + 2 * place + 1, max(0, row.output_tokens)))
-        seen, tokens, ended_s = total + max(0, row.output_tokens), total, answered_s
+        total, reply = max(1, row.input_tokens_total), max(0, row.output_tokens)
+        shared = min(prompt.tokens, total, prompt.tokens if total >= tokens else row.prefix_tokens)
+        said = (number << 24) + 2 * place
+        if shared < prompt.tokens:
+            pieces = _first(pieces, shared)
+            prompt = _of_pieces(pieces)
+        asked, prompt = prompt.exchange(said, total - shared, said + 1, reply)
+        pieces += [(said, total - shared), (said + 1, reply)]
+        yield Turn(asked, max(1, reply), min(max(0.0, begun_s - ended_s), most_think_s), whole=prompt)
+        tokens, ended_s = total, answered_s
 
 
 def _first(pieces: list[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:

@@ -65,11 +65,12 @@ class AgentTree(
         rounds = draw(rng, self.rounds) if depth else 0
         for number in range(rounds + 1):
             for turn in range(draw(rng, self.sub_turns if is_sub else self.turns)):
-                if number or turn:
-                    prompt = prompt.extend(content(rng), draw(rng, self.tool_tokens))
+                is_first = not number and not turn
+                tool = (0, 0) if is_first else (content(rng), draw(rng, self.tool_tokens))
                 reply = draw(rng, self.reply_tokens)
-                yield Turn(prompt, reply, float(rng.exponential(self.tool_s)) if number or turn else 0.0)
-                prompt = prompt.extend(content(rng), reply)
+                pause_s = 0.0 if is_first else float(rng.exponential(self.tool_s))
+                asked, prompt = prompt.exchange(*tool, content(rng), reply)
+                yield Turn(asked, reply, pause_s, whole=prompt)
             if number == rounds:
                 return
             begins = prompt if self.inherits_context else sub

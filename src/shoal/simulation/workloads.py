@@ -16,7 +16,7 @@ from shoal.simulation.arrivals import Arrivals
 from shoal.simulation.inferenceperf import ConversationReplay, SharedPrefix
 from shoal.simulation.prompts import Prompt
 from shoal.simulation.sessions import Fork, Session, Turn
-from shoal.simulation.talks import Count, Range, Seconds, Tokens, content, draw, once, ordered, question, talk
+from shoal.simulation.talks import Count, Range, Seconds, Tokens, content, draw, ordered, question, talk
 from shoal.simulation.trees import AgentTree
 
 
@@ -130,7 +130,7 @@ class Rollouts(
         made = []
         for which in range(self.prompts):
             prompt = Prompt.empty(0).extend(content(rng), draw(rng, self.prompt_tokens))
-            made += [Session(f"{which}-{sample}", self._rollout(rng, prompt)) for sample in range(self.samples)]
+            made += [Session(f"{which}-{sample}", self._rollout(rng, prompt, sample)) for sample in range(self.samples)]
         if not self.steps:
             return made
         edges = np.linspace(0, self.prompts, self.steps + 1).astype(int) * self.samples
@@ -139,10 +139,10 @@ class Rollouts(
         ]
         return [Session("trainer", partial(iter, forks))]
 
-    def _rollout(self, rng: np.random.Generator, prompt: Prompt) -> Callable[[], Iterator[Turn | Fork]]:
+    def _rollout(self, rng: np.random.Generator, prompt: Prompt, sample: int) -> Callable[[], Iterator[Turn | Fork]]:
         turns = draw(rng, self.turns) if self.turns != (1, 1) else 1
         if turns == 1:
-            return partial(once, prompt, self._reply(rng), self.max_tokens)
+            return partial(talk, prompt, ((0, self._reply(rng), 0.0),), sample, self.max_tokens)
         plan = []
         for number in range(turns):
             say = draw(rng, self.tool_tokens) if number else 0
