@@ -19,9 +19,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from heapq import heappop, heappush
 from time import perf_counter
 from typing import cast
 
@@ -55,6 +56,10 @@ _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n%s\r\n"
 )
 
+# What uvloop rounds a timer to, so that nobody is called late for being due a moment after the others.
+_ROUNDING_S = 0.0005
+_NEVER = float("inf")
+
 
 class Site:
     """One endpoint: its address and what it has seen.  lag: of the loop that serves it and all others."""
@@ -87,20 +92,61 @@ class Site:
         ).encode()
 
 
+class Pace:
+    """Calls back at given times, to within the half millisecond that the loop's timers round to.
+
+    One timer for all streams: one for each chunk costs as much as to write it, and on few cores the measured router has
+    to make do with what is left.
+    """
+
+    __slots__ = ("_armed_s", "_count", "_due", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._armed_s = _NEVER
+        self._timer: asyncio.TimerHandle | None = None
+
+    def at(self, due_s: float, call: Callable[[], None]) -> None:
+        """Have `call` called at this time of `perf_counter`."""
+        self._count += 1
+        heappush(self._due, (due_s, self._count, call))
+        if due_s < self._armed_s:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_s = self._due[0][0]
+        self._timer = self._loop.call_later(max(0.0, self._armed_s - perf_counter()), self._tick)
+
+    def _tick(self) -> None:
+        due, self._timer = self._due, None
+        self._armed_s = 0.0  # while they are called nobody need arm it
+        now = perf_counter() + _ROUNDING_S
+        while due and due[0][0] <= now:
+            heappop(due)[2]()
+        self._armed_s = _NEVER
+        if due:
+            self._arm()
+
+
 class Door(asyncio.Protocol):
     """One connection: reads requests, answers each when its body is complete."""
 
-    def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, site: Site, loop: asyncio.AbstractEventLoop, pace: Pace) -> None:
         self._site = site
         self._loop = loop
+        self._pace = pace
         self._transport: asyncio.Transport | None = None
         self._head = b""
         self._buffer = bytearray()
         self._missing = -1
         self._is_open = False
-        self._is_stamped = False
-        self._chunk = b""
-        self._due_s = 0.0
+        self._chunk = self._stamped = self._last = b""
+        self._left = 0
+        self._due_s = self._pace_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
@@ -206,32 +252,31 @@ class Door(asyncio.Protocol):
         self._transport.write(_STREAM_HEAD % (b"x-bench-served: %s\r\n" % self._site.address.encode()))
 
     def _serve_stream(self) -> None:
-        chunks = self._number(b"x-bench-chunks")
+        self._left = chunks = self._number(b"x-bench-chunks")
+        self._pace_s = self._number(b"x-bench-pace-us") / 1e6
         prompt = self._number(b"content-length") // 4
         model = self._site.model
         self._chunk = _framed((_CHUNK % model).encode())
-        self._is_stamped = self._number(b"x-bench-stamp") > 0
-        last = _framed((_LAST % (model, prompt, prompt + chunks, chunks)).encode()) + b"0\r\n\r\n"
+        self._stamped = _STAMPED.replace(b"%s", model.encode()) if self._number(b"x-bench-stamp") else b""
+        self._last = _framed((_LAST % (model, prompt, prompt + chunks, chunks)).encode()) + b"0\r\n\r\n"
         self._due_s = perf_counter()
-        self._stream(chunks, self._number(b"x-bench-pace-us") / 1e6, last)
+        self._stream()
 
-    def _stream(self, left: int, pace_s: float, last: bytes) -> None:
-        if self._transport is None:
+    def _stream(self) -> None:
+        transport = self._transport
+        if transport is None:
             return
-        if self._is_stamped:
-            self._transport.write(_framed(_STAMPED % (self._site.model.encode(), perf_counter())))
+        transport.write(_framed(self._stamped % perf_counter()) if self._stamped else self._chunk)
+        self._left -= 1
+        if not self._left:
+            self._head = b""
+            self._done()
+            transport.write(self._last)
+        elif self._pace_s:
+            self._due_s += self._pace_s
+            self._pace.at(self._due_s, self._stream)
         else:
-            self._transport.write(self._chunk)
-        if left > 1:
-            if pace_s:
-                self._due_s += pace_s
-                self._loop.call_later(max(0.0, self._due_s - perf_counter()), self._stream, left - 1, pace_s, last)
-            else:
-                self._loop.call_soon(self._stream, left - 1, pace_s, last)
-            return
-        self._head = b""
-        self._done()
-        self._transport.write(last)
+            self._loop.call_soon(self._stream)
 
     def _done(self) -> None:
         if self._is_open:
@@ -252,10 +297,11 @@ async def serve(count: int, model: str) -> AsyncIterator[list[Site]]:
     """Open `count` endpoints on free ports of 127.0.0.1 for as long as the context lasts."""
     loop = asyncio.get_running_loop()
     lag = LoopLag()
+    pace = Pace(loop)
     sites = [Site(model, lag) for _ in range(count)]
     servers = []
     for site in sites:
-        server = await loop.create_server(partial(Door, site, loop), "127.0.0.1", 0, backlog=4096)
+        server = await loop.create_server(partial(Door, site, loop, pace), "127.0.0.1", 0, backlog=4096)
         site.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         servers.append(server)
     try:

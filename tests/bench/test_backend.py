@@ -6,7 +6,7 @@ from time import perf_counter
 
 import numpy as np
 
-from bench.backend import Site, serve
+from bench.backend import Pace, Site, serve
 from bench.ground import page, sum_of
 from shoal.hosts.load import Client, LoadReport, run_load
 from shoal.workload import unique
@@ -91,6 +91,34 @@ def test_a_request_that_no_picker_sent_here_is_unrouted() -> None:
 
     (site,) = play(1, act)
     assert (site.total, site.unrouted) == (3, 1)
+
+
+def test_what_is_due_is_called_in_order_whoever_asked_first() -> None:
+    async def act(_: list[Site]) -> None:
+        pace, called, began = Pace(asyncio.get_running_loop()), list[str](), perf_counter()
+        over = asyncio.Event()
+
+        def third() -> None:
+            called.append("third")
+            pace.at(began, over.set)
+
+        def first() -> None:
+            called.append("first")
+            pace.at(began + 0.02, lambda: called.append("second"))
+
+        pace.at(began + 0.03, third)
+        pace.at(began + 0.01, first)
+        async with asyncio.timeout(30):
+            await over.wait()
+        assert called == ["first", "second", "third"]
+        assert perf_counter() - began > 0.029
+        # It has come to rest and goes on when it is asked again.
+        over.clear()
+        pace.at(perf_counter() + 0.01, over.set)
+        async with asyncio.timeout(30):
+            await over.wait()
+
+    play(1, act)
 
 
 def test_a_stamped_chunk_says_when_it_was_written() -> None:
