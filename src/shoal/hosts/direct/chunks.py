@@ -70,13 +70,6 @@ class ChunkWalk:
 
     def feed(self, data: bytes) -> int:
         """Return how many bytes of `data` to pass on; raises BadChunk, and `is_between` is then as before `data`."""
-        if not self._left and not self._line:
-            # A read mostly brings one whole chunk: one event.
-            end = data.find(_CRLF, 0, 8)
-            size = _SIZES.get(data[:end])
-            if size and end + size + 4 == len(data) and data.endswith(_CRLF) and not self._is_in_trailers:
-                self.body_bytes += size
-                return len(data)
         if self._is_in_trailers:
             return self._trailers(data)
         held = len(self._line)

@@ -14,6 +14,7 @@ from shoal.hosts.direct.tails import KEEP_BYTES
 
 _CRLF = b"\r\n"
 _CR, _LF = _CRLF
+_whole_of = WHOLE.get  # bound once: an attribute of an imported name is looked up anew at each call
 
 KEEP_READS = 16
 """So many small reads are kept before they are cut to the bytes that are wanted, for cutting at each costs more."""
@@ -107,7 +108,7 @@ class Splice:
 
     def _chunked(self, data: bytes, head: bytes = b"") -> None:
         """Mostly a read brings one event in one chunk, as a token comes: all that is done for it stands here."""
-        whole = WHOLE.get(len(data))
+        whole = _whole_of(len(data))
         if whole is not None and self._takes_whole:
             width, opening, size = whole
             # Of the ways to compare, these cost least: `startswith` and `endswith` take more than all else here.
