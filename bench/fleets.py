@@ -54,7 +54,7 @@ class _Plan(NamedTuple):
         prompt = self.system
         for place, (think_s, said, answered) in enumerate(self.lengths):
             content = 10_000 + 100 * self.number + 2 * place
-            asked, prompt = prompt.exchange(content, said, content + 1, answered)
+            asked, prompt = prompt.grow((content, said), (content + 1, answered))
             yield Turn(asked, answered, think_s if place else 0.0, whole=prompt)
 
 

@@ -81,7 +81,7 @@ def test_what_the_decoding_engine_has_of_a_prompt_is_not_sent_again(mode: str) -
 
 @pytest.mark.parametrize("mode", ["step", "aggregate"])
 def test_an_answer_is_not_sent_to_the_engine_that_decoded_it(mode: str) -> None:
-    asked, whole = prompt_of(800).exchange(8, 800, 9, 1_600)
+    asked, whole = prompt_of(800).grow((8, 800), (9, 1_600))
     turns = Turn(asked, 1_600, whole=whole), Turn(whole.extend(10, 1_600), 20, think_s=5.0)
     fast, slow = (ttfts(rate, *turns, mode=mode) for rate in (20.0, 10.0))
     assert slow[1] - fast[1] == pytest.approx(1_616 * TOKEN_BYTES / 20e9, rel=0.02)

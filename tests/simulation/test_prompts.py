@@ -1,5 +1,7 @@
 """Prompts without text: what begins alike has the same hashes, everywhere, and nothing else has."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from shoal.prefix import BLOCK_TOKENS, read_blocks
 from shoal.prefix.hashing import hashes_within
 from shoal.simulation import Prompt
+from shoal.simulation.talks import talk
 
 Parts = list[tuple[int, int]]
 parts = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 700)), min_size=1, max_size=6)
@@ -32,19 +35,31 @@ def test_a_longer_prompt_begins_as_the_one_that_it_grew_from(start: Parts, more:
         assert read_blocks(grown.hashes())[:shared].tolist() == read_blocks(short.hashes()).tolist()
 
 
-@given(parts, st.integers(0, 300), st.integers(0, 300))
-def test_what_is_said_and_answered_at_once_is_what_comes_of_it_in_turn(start: Parts, say: int, reply: int) -> None:
-    asked, whole = made(start).exchange(8, say, 9, reply)
-    one_by_one = made(start).extend(8, say)
-    for found, wanted in (
-        (asked, one_by_one),
-        (whole, one_by_one.extend(9, reply)),
-        (asked.extend(7, 40), one_by_one.extend(7, 40)),
-        (whole.extend(7, 40), one_by_one.extend(9, reply).extend(7, 40)),
-    ):
-        assert found.tokens == wanted.tokens
-        assert found.chain.tolist() == wanted.chain.tolist()
-        assert found.hashes() == wanted.hashes()
+@given(parts, st.lists(st.tuples(st.integers(6, 9), st.integers(0, 300)), min_size=1, max_size=6), st.booleans())
+def test_what_grows_at_once_is_what_comes_of_it_piece_by_piece(
+    start: Parts, pieces: Parts, is_first_asked: bool
+) -> None:
+    grown, wanted = made(start).grow(*pieces), made(start)
+    if is_first_asked:
+        assert len(grown[0].chain) == grown[0].tokens // 16
+    for found, piece in zip(grown, pieces, strict=True):
+        wanted = wanted.extend(*piece)
+        for each, same in ((found.extend(5, 40), wanted.extend(5, 40)), (found, wanted)):
+            assert each.tokens == same.tokens
+            assert each.hashes() == same.hashes()
+            assert each.chain.tolist() == same.chain.tolist()
+            assert [each.blocks(size) for size in (16, 64, 16)] == [same.blocks(size) for size in (16, 64, 16)]
+
+
+def test_the_turns_of_a_talk_share_what_is_hashed() -> None:
+    turns = list(talk(made([(1, 640)]), ((100, 60, 0.0), (100, 60, 1.0), (20, 10, 1.0)), 7))
+    assert [turn.prompt.tokens for turn in turns] == [740, 900, 980]
+    last = turns[-1].whole
+    assert last is not None
+    assert all(np.shares_memory(turn.prompt.chain, last.chain) for turn in turns)
+    for turn, after in pairwise(turns):
+        assert turn.whole is not None
+        assert after.prompt.chain[: turn.whole.tokens // 16].tolist() == turn.whole.chain.tolist()
 
 
 def test_other_content_another_seed_or_another_order_share_nothing() -> None:

@@ -164,7 +164,7 @@ class ConversationReplay(
     ) -> Iterator[Turn]:
         pause_s = 0.0
         for number, (say, reply, tool_s) in enumerate(turns):
-            asked, prompt = prompt.exchange(said + number, say, replied + number, reply)
+            asked, prompt = prompt.grow((said + number, say), (replied + number, reply))
             if prompt.tokens > self.max_model_len:
                 return
             yield Turn(asked, reply, pause_s, reply, whole=prompt)
@@ -241,7 +241,7 @@ def _asked(ask: tuple[Prompt, int, int, int], rounds: int, pace_s: float, most: 
     """Ask the same again and again; each time all that was said before goes first."""
     prompt, said, say, reply = ask
     for number in range(rounds):
-        asked, prompt = prompt.exchange(said, say, said + 1, reply)
+        asked, prompt = prompt.grow((said, say), (said + 1, reply))
         if prompt.tokens > most:
             return
         yield Turn(asked, reply, at_s=number * pace_s, max_tokens=reply, whole=prompt)

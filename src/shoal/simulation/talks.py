@@ -30,9 +30,11 @@ def ordered(recipe: msgspec.Struct) -> None:
 
 def talk(prompt: Prompt, plan: tuple[tuple[int, int, float], ...], content: int, max_tokens: int = 0) -> Iterator[Turn]:
     """Say, be answered, say more: the answer is part of the next prompt.  plan: (say, reply, pause before) per turn."""
-    for number, (say, reply, think_s) in enumerate(plan):
-        asked, prompt = prompt.exchange(content + 2 * number, say, content + 2 * number + 1, reply)
-        yield Turn(asked, reply, think_s if number else 0.0, max_tokens, whole=prompt)
+    pieces = [tokens for say, reply, _ in plan for tokens in (say, reply)]
+    grown = prompt.grow(*enumerate(pieces, content))
+    for number, (_, reply, think_s) in enumerate(plan):
+        asked, whole = grown[2 * number : 2 * number + 2]
+        yield Turn(asked, reply, think_s if number else 0.0, max_tokens, whole=whole)
 
 
 def question(rng: np.random.Generator, opening: Prompt, say: Range, reply: Range) -> Callable[[], Iterator[Turn]]:

@@ -252,7 +252,7 @@ def _rounds(rows: list[tuple[_Round, float, float]], number: int, most_think_s: 
         if shared < prompt.tokens:
             pieces = _first(pieces, shared)
             prompt = _of_pieces(pieces)
-        asked, prompt = prompt.exchange(said, total - shared, said + 1, reply)
+        asked, prompt = prompt.grow((said, total - shared), (said + 1, reply))
         pieces += [(said, total - shared), (said + 1, reply)]
         yield Turn(asked, max(1, reply), min(max(0.0, begun_s - ended_s), most_think_s), whole=prompt)
         tokens, ended_s = total, answered_s

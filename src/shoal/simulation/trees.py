@@ -69,7 +69,7 @@ class AgentTree(
                 tool = (0, 0) if is_first else (content(rng), draw(rng, self.tool_tokens))
                 reply = draw(rng, self.reply_tokens)
                 pause_s = 0.0 if is_first else float(rng.exponential(self.tool_s))
-                asked, prompt = prompt.exchange(*tool, content(rng), reply)
+                asked, prompt = prompt.grow(tool, (content(rng), reply))
                 yield Turn(asked, reply, pause_s, whole=prompt)
             if number == rounds:
                 return
