@@ -90,3 +90,11 @@ def test_a_date_that_is_none_is_an_error_of_the_file(tmp_path: Path, capsys: pyt
     path.write_text(f"workload: {{shape: hot}}\nfleet: [{{profile: {profile}}}]\n")
     assert main(["twin", "run", str(path)]) == 2
     assert f"{profile}:2: cannot be read: month" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_journal_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "picker-0.journal").write_bytes(journal_of(find_profile("h100-8b"), 3, 20)[0])
+    (tmp_path / "zzz.journal").write_text("no journal")
+    for verb in ("replay", "fit"):
+        assert main(["twin", verb, str(tmp_path)]) == 2
+        assert f"{tmp_path}/zzz.journal: not a Shoal journal" in capsys.readouterr().err

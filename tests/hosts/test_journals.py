@@ -132,6 +132,17 @@ def test_what_does_not_begin_as_a_journal_is_not_touched_nor_is_the_rest_of_its_
     assert first.exists()
 
 
+def test_what_is_no_journal_takes_no_room_from_those_that_are(tmp_path: Path) -> None:
+    (mine,) = ended(tmp_path, 1, 100)
+    giant = tmp_path / f"{stem_of('0', 'bbbbbbbb')}.journal"
+    giant.write_bytes(b"a film")
+    os.truncate(giant, 1 << 40)
+    (tmp_path / f"{stem_of('0', 'cccccccc')}.journal").mkdir()
+    assert prune(tmp_path, Allowance(1_000, 1)) == Removed()
+    assert mine.exists()
+    assert giant.exists()
+
+
 def test_a_process_that_ended_before_it_wrote_leaves_nothing_for_ever(tmp_path: Path) -> None:
     empty = tmp_path / f"{stem_of('0', 'eeeeeeee')}.journal"
     empty.touch()

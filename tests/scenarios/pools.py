@@ -17,6 +17,19 @@ from tests.hosts.supervisor.pool_rig import Pool, body, until
 
 HEAD = "apiVersion: shoal.dev/v1alpha1\nkind: Pool\n"
 
+ONE_AT_A_TIME = """---
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: concurrency-detector
+  parameters: {maxConcurrency: 1}
+- type: static-usage-limit-policy
+flowControl:
+  saturationDetector: {pluginRef: concurrency-detector}
+  usageLimitPolicyPluginRef: static-usage-limit-policy
+"""
+"""Behind the settings of a pool: each engine gets one request at a time, the others wait."""
+
 
 class ScenarioPool(Pool):
     """A running pool.  config: its file, which a test may change.  plane: its data plane."""

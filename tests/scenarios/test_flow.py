@@ -20,28 +20,16 @@ from tests.hosts.supervisor.pool_rig import body, until
 from tests.measures.test_dashboard import WORDS, expressions
 from tests.scenarios.backends import Backend, backend
 from tests.scenarios.engines import EngineProcess, backends, engines
-from tests.scenarios.pools import ScenarioPool, pool
+from tests.scenarios.pools import ONE_AT_A_TIME, ScenarioPool, pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-ONE_AT_A_TIME = """flow: {enabled: true}
----
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: concurrency-detector
-  parameters: {maxConcurrency: 1}
-- type: static-usage-limit-policy
-flowControl:
-  maxRequests: 4
-  saturationDetector: {pluginRef: concurrency-detector}
-  usageLimitPolicyPluginRef: static-usage-limit-policy
-"""
+FEW = f"flow: {{enabled: true}}\n{ONE_AT_A_TIME}  maxRequests: 4\n"
 
 
 @pytest.fixture
 def crowded(tmp_path_factory: pytest.TempPathFactory, plane: str) -> Iterator[ScenarioPool]:
-    with pool(plane, tmp_path_factory.mktemp("flow"), ("--engines", "1"), ONE_AT_A_TIME) as running:
+    with pool(plane, tmp_path_factory.mktemp("flow"), ("--engines", "1"), FEW) as running:
         yield running
 
 
@@ -166,7 +154,7 @@ def test_an_sdk_is_refused_before_it_gives_up_and_told_when_to_come_back(
     slow: Backend, plane: str, tmp_path: Path
 ) -> None:
     """Their own timeouts are longer here than what they say of them, so that no clock of the test decides."""
-    with pool(plane, tmp_path, ("--backend", slow.url), ONE_AT_A_TIME) as running, ThreadPoolExecutor(1) as client:
+    with pool(plane, tmp_path, ("--backend", slow.url), FEW) as running, ThreadPoolExecutor(1) as client:
         first = client.submit(running.chat, "hello", 4)
         until(lambda: len(chats(slow)) == 1, 15, why=running.said)
         turn: Any = [{"role": "user", "content": "hello"}]
@@ -218,7 +206,7 @@ def test_a_low_request_that_runs_gives_way_to_a_high_one(
     slow: Backend, plane: str, eviction: str, tmp_path: Path
 ) -> None:
     """Envoy cannot give a request back: it goes on there, or ends with 429 where answers may be cut."""
-    settings = ONE_AT_A_TIME.replace("enabled: true", f"enabled: true, trust_headers: true, eviction: {eviction}")
+    settings = FEW.replace("enabled: true", f"enabled: true, trust_headers: true, eviction: {eviction}")
     with (
         pool(plane, tmp_path, ("--backend", slow.url), settings + OBJECTIVES) as running,
         ThreadPoolExecutor(2) as clients,
@@ -251,7 +239,7 @@ def test_a_low_request_that_runs_gives_way_to_a_high_one(
 def test_an_answer_that_has_begun_is_cut_only_where_the_file_says_so(tmp_path: Path) -> None:
     """In the direct data plane, with an event that says why."""
     for eviction in ("before-first-byte", "always"):
-        settings = ONE_AT_A_TIME.replace("enabled: true", f"enabled: true, trust_headers: true, eviction: {eviction}")
+        settings = FEW.replace("enabled: true", f"enabled: true, trust_headers: true, eviction: {eviction}")
         flags = ("--engines", "1")
         with (
             pool("direct", tmp_path / eviction[:6], flags, settings + OBJECTIVES) as running,

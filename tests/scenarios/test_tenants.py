@@ -10,21 +10,10 @@ import pytest
 from shoal.hosts.keys import new_key
 from tests.hosts.supervisor.pool_rig import body, until
 from tests.scenarios.backends import Backend, backend
-from tests.scenarios.pools import ScenarioPool, pool
+from tests.scenarios.pools import ONE_AT_A_TIME, ScenarioPool, pool
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-ONE_AT_A_TIME = """---
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: concurrency-detector
-  parameters: {maxConcurrency: 1}
-- type: static-usage-limit-policy
-flowControl:
-  saturationDetector: {pluginRef: concurrency-detector}
-  usageLimitPolicyPluginRef: static-usage-limit-policy
-"""
 TENANTS = """tenants:
   chat: {priority: 10, weight: 2}
   batch: {weight: 1}

@@ -74,3 +74,10 @@ def test_an_empty_file_is_an_empty_document() -> None:
     assert read_document("# nothing\n", "f") == {}
     (root,) = compose("a: 1\n---\n---\n", "f")
     assert plain(root) == {"a": 1}
+
+
+def test_a_nul_character_is_an_error_of_its_line() -> None:
+    with pytest.raises(ConfigError, match="x:2: a text must have no NUL character"):
+        compose('a: 1\nb: {c: ["ok", "p\\0q"]}\n', "x")
+    with pytest.raises(ConfigError, match="NUL"):
+        compose('"k\\0": 1\n', "x")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shoal.cli.inputs import files_at, journals_at, read_files
 from shoal.kernel import ConfigError, InvalidInput
+from shoal.routing.journal import read
 from shoal.simulation import Experiment, Session, read_experiment
 from shoal.simulation.experiment import Perf, Trace, sessions_of, with_perf
 
@@ -68,7 +69,14 @@ def _read(trace: Trace, path: Path) -> list[Session]:
 
 def read_journal_files(paths: Iterable[Path]) -> list[bytes]:
     """Return journals' files; a folder stands for all in it.  Raises ConfigError or InvalidInput."""
-    return read_files([each for path in paths for each in journals_at(path)], MAX_TRACE_BYTES)
+    found = [each for path in paths for each in journals_at(path)]
+    files = read_files(found, MAX_TRACE_BYTES)
+    for path, data in zip(found, files, strict=True):
+        try:
+            read(data)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: {error}") from error
+    return files
 
 
 def _files(path: Path, trace: Trace) -> list[bytes]:

@@ -2,7 +2,8 @@
 
 A run is all parts that one process wrote, `picker-N-RUN.journal`, `picker-N-RUN.1.journal` and so on.  It is kept or
 removed as a whole, since a part alone cannot be replayed.  What carries another name, or does not begin as a journal
-does, is never touched.  Who writes holds a lock on its files, so no pool removes what another one is writing.
+does, is never touched and does not count.  Who writes holds a lock on its files, so no pool removes what another one
+is writing.
 """
 
 import contextlib
@@ -83,17 +84,25 @@ def prune(directory: Path, allowance: Allowance) -> Removed:
 
 
 def _runs(directory: Path) -> dict[str, list[_Part]]:
+    """Return the parts of each run; runs of which any file is no journal are left out."""
     found: dict[str, list[_Part]] = {}
+    foreign: set[str] = set()
     with os.scandir(directory) as entries:
         for entry in entries:
             name = _NAME.fullmatch(entry.name)
             if name is None:
                 continue
-            with contextlib.suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                part = _Part(int(name[2] or 0), Path(entry.path), status.st_size, status.st_mtime_ns)
-                found.setdefault(name[1], []).append(part)
-    return found
+            try:
+                with _opened(Path(entry.path)) as descriptor:
+                    status = os.fstat(descriptor)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                foreign.add(name[1])
+                continue
+            part = _Part(int(name[2] or 0), Path(entry.path), status.st_size, status.st_mtime_ns)
+            found.setdefault(name[1], []).append(part)
+    return {stem: parts for stem, parts in found.items() if stem not in foreign}
 
 
 def _size(parts: Sequence[_Part]) -> int:
@@ -117,12 +126,19 @@ def _remove(parts: Sequence[_Part]) -> bool:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a part that nobody writes.  Raises OSError when somebody does, or it is no journal."""
+    with _opened(path) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Have a part open.  Raises OSError when it is no journal: a link, a pipe, or what begins otherwise."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or os.pread(descriptor, len(MAGIC), 0) not in (MAGIC, b""):
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if not is_file or os.pread(descriptor, len(MAGIC), 0) not in (MAGIC, b""):
             raise OSError(f"{path} is no journal")
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -116,7 +116,10 @@ def is_null(node: yaml.Node) -> bool:
 
 
 def check_bounds(root: yaml.Node, source: str) -> None:
-    """Raise ConfigError for a tree that is too deep, contains itself, or unfolds to too much."""
+    """Raise ConfigError for a tree that is too deep, contains itself, or unfolds to too much, and for NUL characters.
+
+    No name or path may have these, and those who open files answer them with a fault.
+    """
     left = MAX_NODES
 
     def walk(node: yaml.Node, depth: int) -> None:
@@ -127,6 +130,8 @@ def check_bounds(root: yaml.Node, source: str) -> None:
             raise ConfigError(f"stands for more than {MAX_NODES:,} values", source=source, line=line)
         if depth > MAX_DEPTH:
             raise ConfigError("is nested too deep, or contains itself", source=source, line=line)
+        if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+            raise ConfigError("a text must have no NUL character", source=source, line=line)
         if isinstance(node, yaml.SequenceNode):
             for item in node.value:
                 walk(item, depth + 1)
