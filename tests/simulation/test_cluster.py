@@ -250,6 +250,12 @@ def test_delays_of_an_experiment_are_those_of_its_pool() -> None:
     assert far.ttft_p50_s > near.ttft_p50_s + 0.25
 
 
+def test_an_answer_that_its_engine_cut_counts_as_failed_there() -> None:
+    result = run(SMALL + "incidents: [{at_s: 1.5, what: kill, endpoint: e1}]\n")
+    assert result.failed > 0
+    assert {name: part.failed for name, part in result.endpoints.items()} == {"e0": 0, "e1": result.failed, "e2": 0}
+
+
 def test_nothing_is_left_of_a_run_once_the_next_one_goes() -> None:
     experiment = read_experiment("workload: {shape: hot, requests: 4}\nfleet: [{count: 1}]\n", "test")
     first = build(experiment, 1)

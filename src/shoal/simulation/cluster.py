@@ -541,7 +541,7 @@ class Cluster:
             self._prefilled(flight, outcome)
             return
         turn, now = flight.turn, self.loop.now
-        served = flight.node.config.id if flight.node is not None and outcome is not None else ""
+        served = flight.node.config.id if flight.node is not None else ""
         ttft_s = outcome.ttft_s if outcome is not None and outcome.ttft_s is not None else math.nan
         duration_s = now - flight.arrived_at
         output = (outcome.completion_tokens or 0) if outcome is not None else 0
