@@ -83,9 +83,7 @@ class Router:
         self._exact = ExactCaches(config.precise, self._models.base_at)
         self._bursts = Bursts(config.burst) if config.burst is not None else None
         self._now = float("-inf")
-        self._requests_total = 0
-        self._errors_total = 0
-        self._orphan_records = 0
+        self._requests_total = self._errors_total = self._orphan_records = 0
         self._mean_uncached_tokens = 0.0
         self._candidates = Candidates(self._fleet, self._models)
         self._whereabouts = Whereabouts(self._fleet, self._books, self._models, self._index, self._exact, self._tail)
@@ -135,10 +133,8 @@ class Router:
                 return self._ended(event.request_id, event.outcome, now)
             case Recorded():
                 return self._recorded(event.request_id, event.outcome, now)
-            case Fetched():
-                return self._fetched(event.request_id, event, now)
-            case FetchFailed():
-                return self._fetched(event.request_id, None, now)
+            case Fetched() | FetchFailed():
+                return self._fetched(event.request_id, event if isinstance(event, Fetched) else None, now)
             case Evicted():
                 return self._evicted(event.request_id, now)
             case SessionAborted():
@@ -260,9 +256,8 @@ class Router:
         """Send a request, have it wait, or refuse it."""
         if self._admission is not None:
             return self._admission.admit(pending, now)
-        request = pending.request
-        sent = self.send(pending, self._candidates.rows(pending.resolved.target, request, now), now)
-        return [sent if isinstance(sent, Forward) else self.refuse(request, sent)]
+        sent = self.send(pending, self._candidates.rows(pending.resolved.target, pending.request, now), now)
+        return [sent if isinstance(sent, Forward) else self.refuse(pending.request, sent)]
 
     def send(
         self, pending: Pending, rows: Rows, now: float, ticket: Ticket | None = None, waited: Waited | None = None
@@ -466,10 +461,9 @@ class Router:
         """A snapshot for the admin pages."""
         uncached = self._books.uncached_tokens(self._now, self._mean_uncached_tokens)
         gauges = self._index.gauges()
-        exact = self._exact
-        rows, used_bytes, budget_bytes = exact.gauges()
+        rows, used_bytes, budget_bytes = self._exact.gauges()
         return PoolStatus(
-            endpoints=fleet_status(self._fleet, uncached, self._models.names_at, exact.state, self._now),
+            endpoints=fleet_status(self._fleet, uncached, self._models.names_at, self._exact.state, self._now),
             requests_total=self._requests_total,
             errors_total=self._errors_total,
             inflight=self._books.inflight,
@@ -485,5 +479,5 @@ class Router:
             exact_entries=rows,
             exact_bytes=used_bytes,
             exact_budget_bytes=budget_bytes,
-            warnings=exact.warnings(),
+            warnings=self._exact.warnings(),
         )
