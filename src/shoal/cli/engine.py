@@ -88,7 +88,9 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="order of the queue (fcfs)"
     )
-    group.add_argument("--seed", type=flags.seed, default=0, help="decides answer texts and which requests fail (0)")
+    group.add_argument(
+        "--seed", type=flags.seed, default=0, metavar="N", help="decides answer texts and which requests fail (0)"
+    )
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:

@@ -48,10 +48,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="EndpointPickerConfig; followed while it runs",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address of the gRPC ports (127.0.0.1)")
-    parser.add_argument("--grpc-port", type=int, default=9002, help="ext_proc and access log (9002)")
-    parser.add_argument("--grpc-health-port", type=int, default=9003, help="gRPC health (9003; 0 for none)")
+    parser.add_argument("--grpc-port", type=int, default=9002, metavar="PORT", help="ext_proc and access log (9002)")
+    parser.add_argument(
+        "--grpc-health-port", type=int, default=9003, metavar="PORT", help="gRPC health (9003; 0 for none)"
+    )
     parser.add_argument("--metrics-host", default="127.0.0.1", help="address of the metrics page (127.0.0.1)")
-    parser.add_argument("--metrics-port", type=int, default=9090, help="Prometheus page (9090; 0 for none)")
+    parser.add_argument(
+        "--metrics-port", type=int, default=9090, metavar="PORT", help="Prometheus page (9090; 0 for none)"
+    )
     parser.add_argument("--cert-path", type=Path, metavar="DIR", help="directory with tls.crt and tls.key for gRPC")
     parser.add_argument(
         "--secure-serving",
@@ -61,7 +65,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--drain-timeout", type=flags.seconds, default=30.0, metavar="S", help="longest drain (30s)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="sockets ($XDG_RUNTIME_DIR/shoal/GRPC_PORT)")
-    parser.add_argument("--seed", type=flags.seed, default=0, help="seed of every random choice (0)")
+    parser.add_argument("--seed", type=flags.seed, default=0, metavar="N", help="seed of every random choice (0)")
     for flag in _ACCEPTED:
         parser.add_argument(f"--{flag}", help=argparse.SUPPRESS)
     for flag in ("tracing", "metrics-endpoint-auth"):

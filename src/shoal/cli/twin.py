@@ -64,9 +64,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for verb in (run_parser, compare):
-        verb.add_argument("experiment", type=Path, help="fleet, workload and router (docs/twin.md)")
         verb.add_argument(
-            "--seed", type=flags.seed, action="append", default=[], help="instead of the file's (repeatable)"
+            "experiment", type=Path, metavar="EXPERIMENT", help="fleet, workload and router (docs/twin.md)"
+        )
+        verb.add_argument(
+            "--seed",
+            type=flags.seed,
+            action="append",
+            default=[],
+            metavar="N",
+            help="instead of the file's (repeatable)",
         )
         verb.add_argument(
             "--load",

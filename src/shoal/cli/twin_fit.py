@@ -73,7 +73,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def add_inputs(parser: argparse.ArgumentParser, count: str) -> None:
     """Add the flags of what reads journals.  count: of paths, as argparse takes it."""
-    parser.add_argument("journal", type=Path, nargs=count, help="files of journals, or a folder of them")
+    parser.add_argument(
+        "journal", type=Path, nargs=count, metavar="JOURNAL", help="files of journals, or a folder of them"
+    )
     parser.add_argument(
         "--base",
         default="h100-8b",

@@ -50,7 +50,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help=f"a router's configuration, or `{_DEFAULT}` (repeatable)",
     )  # fmt: skip
     parser.add_argument("--profile", metavar="NAME|FILE", help="what the engines are, instead of fitting them")
-    parser.add_argument("--seed", type=flags.seed, default=1, help="of what is left to chance (1)")
+    parser.add_argument("--seed", type=flags.seed, default=1, metavar="N", help="of what is left to chance (1)")
     parser.set_defaults(run=_run)
 
 

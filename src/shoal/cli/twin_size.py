@@ -59,7 +59,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("experiment", type=Path, help="fleet, workload and router (docs/twin.md)")
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT", help="fleet, workload and router (docs/twin.md)")
     parser.add_argument(
         "--slo", type=_slo, action="append", required=True, metavar="FIGURE=TIME",
         help="as ttft_p99=1.5s, tpot_p95=50ms or e2e_p95=20s (repeatable; all are to be met)",
@@ -69,7 +69,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help=f"a router's configuration, or `{_DEFAULT}` (repeatable; the experiment's)",
     )  # fmt: skip
     parser.add_argument("--most", type=int, default=64, metavar="N", help="largest count to try of a group (64)")
-    parser.add_argument("--seed", type=flags.seed, action="append", default=[], help="instead of the file's")
+    parser.add_argument(
+        "--seed", type=flags.seed, action="append", default=[], metavar="N", help="instead of the file's"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was tried there")
     parser.set_defaults(run=_run)

@@ -46,7 +46,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     where = parser.add_argument_group("where")
     where.add_argument("--host", help="address to listen on (127.0.0.1, or what the configuration says)")
     where.add_argument("--port", type=int, help="public port (8080; 0 takes a free one)")
-    where.add_argument("--metrics-port", type=int, help="Prometheus page on 127.0.0.1 (9090; 0 for none)")
+    where.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="Prometheus page on 127.0.0.1 (9090; 0 for none)"
+    )
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="sockets and files ($XDG_RUNTIME_DIR/shoal/PORT)")
     how = parser.add_argument_group("how")
     how.add_argument("--config", type=Path, metavar="FILE", help="EndpointPickerConfig; followed while it runs")
@@ -56,7 +58,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         choices=("envoy", "direct"),
         help="what carries the bytes: Envoy, or the workers themselves (envoy, or what the configuration says)",
     )
-    how.add_argument("--seed", type=flags.seed, default=0, help="seed of every random choice (0)")
+    how.add_argument("--seed", type=flags.seed, default=0, metavar="N", help="seed of every random choice (0)")
     how.add_argument("--drain-timeout", type=flags.seconds, metavar="S", help="longest drain at the end (30)")
     add_log_flags(how)
     parser.add_argument("--upgrade", action="store_true", help="replace the workers of the pool that runs on --port")
