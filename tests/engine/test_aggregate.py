@@ -136,3 +136,35 @@ def test_its_figures_are_those_of_single_steps_but_for_little() -> None:
     assert cached[0].mean() > 200
     for figures, most in ((ttft, 0.03), (total, 0.02), (cached, 0.03)):
         assert abs(figures[1].mean() / figures[0].mean() - 1) < most
+
+
+def test_what_is_left_of_an_answer_is_its_blocks_and_each_once() -> None:
+    engine = AggregateEngine(EngineConfig(block_size=BLOCK, num_blocks=40))
+    run = Run(engine)
+    run.send(request("a", 10, 9, block_size=BLOCK), 0.0)
+    run.go_to(1e9)
+    # Of 19 tokens the last one was sampled only: four full blocks that can be found, and one that is half full.
+    assert (len(engine._cache), engine._cache._idle_blocks) == (4, 5)
+
+
+def test_as_many_are_thrown_back_as_by_single_steps_where_blocks_run_out() -> None:
+    config = EngineConfig(profile=PROFILES["h100-8b"], num_blocks=1_200)
+    rng = np.random.default_rng(5)
+    plan: list[tuple[float, Submitted]] = []
+    at = 0.0
+    for n in range(400):
+        at += float(rng.exponential(0.25))
+        plan.append((at, request(f"r{n}", int(rng.integers(500, 3_000)), int(rng.integers(200, 400)), block_size=16)))
+    runs = [Run(Engine(config, is_streaming=False)), Run(AggregateEngine(config))]
+    for run in runs:
+        for at, event in plan:
+            run.go_to(at)
+            run.send(event, at)
+        run.go_to(1e9)
+    single, large = (run.engine.counters.preemptions for run in runs)
+    assert single > 50
+    assert abs(large / single - 1) < 0.2
+    single_s, large_s = (
+        np.mean([each.finished_at - each.arrived_at for each in run.finished.values()]) for run in runs
+    )
+    assert abs(large_s / single_s - 1) < 0.03

@@ -197,7 +197,7 @@ class AggregateEngine:
         computed = member.event.prompt_tokens + max(member.done - 1, 0)
         full = member.event.block_hashes[: computed // size]
         if len(full) > len(member.hashes):
-            cache.release(self._hold(member, full, cache.match(full)), 0)
+            cache.release(self._hold(member, full, cache.match(full, len(member.hashes))), 0)
         cache.release(member.segment, max(0, -(-computed // size) - max(len(full), len(member.hashes))))
         member.segment = None
 

@@ -4,7 +4,6 @@ Owns when a block goes to which tier and what is recorded; the tiers themselves 
 """
 
 from enum import StrEnum
-from itertools import chain
 from typing import NamedTuple
 
 from shoal.engine.blocks import BlockPool
@@ -135,17 +134,13 @@ class KvCache:
         else:
             self._to_host([*reversed(sequence.hashes[start:full])], contents)
 
-    def may_seal_last(self, runs: list[tuple[int, ...]]) -> bool:
+    def may_seal_last(self, hashes: list[int]) -> bool:
         """Whether it is the same to make blocks with these hashes findable now and behind further allocations.
 
         So it is where nobody else has any of them, and no tier below and no record keeps the order.
         """
-        if not runs:
-            return True
-        if self._tiers or self.log is not None:
-            return False
-        hashes = list(chain.from_iterable(runs))
-        return len(set(hashes)) == len(hashes) and self.pool.has_none(hashes)
+        is_plain = not self._tiers and self.log is None
+        return is_plain and len(set(hashes)) == len(hashes) and self.pool.has_none(hashes)
 
     def touch(self, sequence: Sequence, start: int, end: int) -> None:
         """The blocks at positions `start` to `end` (not included) are read from tiers below; the host has them now."""

@@ -49,10 +49,13 @@ class SegmentCache:
         """Blocks that could be had now, those with reusable content included; below 0 when there are too few."""
         return self.capacity - self.held - self.private
 
-    def match(self, hashes: Sequence[int]) -> int:
-        """How many blocks of `hashes` are here: a block is here only with all before it, so halving finds the edge."""
+    def match(self, hashes: Sequence[int], known: int = 0) -> int:
+        """How many blocks of `hashes` are here: a block is here only with all before it, so halving finds the edge.
+
+        known: how many are here for certain.
+        """
         segment_of = self._segment_of
-        low, high = 0, len(hashes)
+        low, high = known, len(hashes)
         while low < high:
             middle = (low + high + 1) >> 1
             if hashes[middle - 1] in segment_of:

@@ -88,13 +88,16 @@ def _keep(work: list[Sequence], cache: KvCache, block_size: int, steps: int) -> 
         wanted += [(at, place) for at in range(first, steps + 1, block_size)]
         if sequence.sealed < len(sequence.hashes):
             sealing.append((first - 1, place))
-    ends = [(work[place], work[place].computed + steps + 1) for _, place in sealing]
-    if cache.may_seal_last([each.hashes[each.sealed : end // block_size] for each, end in ends]):
+    hashes: list[int] = []
+    for _, place in sealing:
+        sequence = work[place]
+        hashes += sequence.hashes[sequence.sealed : (sequence.computed + steps + 1) // block_size]
+    if not hashes or cache.may_seal_last(hashes):
         wanted.sort()
         for (_, place), block in zip(wanted, cache.allocate(len(wanted)), strict=True):
             work[place].blocks.append(block)
-        for sequence, end in ends:
-            cache.seal(sequence, end)
+        for _, place in sealing:
+            cache.seal(work[place], work[place].computed + steps + 1)
         return
     sealed = [(at, place) for first, place in sealing for at in range(first, steps + 1, block_size)]
     for at, place in sorted(wanted + sealed):
