@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shoal.pool import Endpoint, FleetView
 from shoal.scheduling.expected_wait import ExpectedWaitScorer
-from tests.scheduling.script import NAN, Pool, decide, request, scheduler, view
+from tests.scheduling.script import NAN, Pool, chain, decide, request, scheduler, sent, view
 
 FAST = 1e-4
 
@@ -56,6 +56,41 @@ def test_a_hot_prefix_is_not_copied_while_its_holder_is_idle() -> None:
     assert np.count_nonzero(pool.served) == 1
 
 
+def after_uses(apart_s: float, count: int = 4, **parameters: float) -> int:
+    """Where a prompt goes that one of `count` endpoints holds, and that was sent there 60 times before."""
+    scorer = ExpectedWaitScorer(**parameters)
+    columns: dict[str, list[float]] = {
+        "matched_tokens": [128.0] + [0.0] * (count - 1),
+        "inflight_requests": [7.0] + [2.0] * (count - 1),
+        "prefill_s_per_token": [FAST] * count,
+        "request_s": [0.0075] * count,
+    }
+    seen = view(chain=chain("a", "b", "c"), **columns)
+    for at in range(60):
+        sent(scorer, seen, "e0", at * apart_s, 192)
+    return int(decide(scheduler(scorer), request(192), seen).chosen[0] != "e0")
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_a_prefix_that_is_asked_for_again_and_again_is_copied_before_its_holder_is_crowded(count: int) -> None:
+    crowd = {"imbalance_weight": 0.0}
+    assert after_uses(0.5, count, **crowd)
+    assert not after_uses(0.5, count, half_price_uses=0, **crowd)
+
+
+def test_a_prompt_whose_samples_come_together_stays_with_its_holder() -> None:
+    assert not after_uses(0.001, imbalance_weight=0.0)
+
+
+def test_a_changed_configuration_keeps_what_was_seen_of_prefixes() -> None:
+    old, new = ExpectedWaitScorer(), ExpectedWaitScorer(half_price_uses=5)
+    seen = view(chain=chain("a"), matched_tokens=[64.0, 0.0])
+    for at in range(9):
+        sent(old, seen, "e0", float(at), 64)
+    new.adopt(old)
+    assert new._heat.of(seen.beginning(64)) > 5
+
+
 def test_affinity_gives_way_gradually_as_the_holder_gets_busier() -> None:
     scores = []
     for busy in range(0, 40, 4):
@@ -94,6 +129,23 @@ def test_speeds_that_differ_by_noise_do_not_decide_between_idle_endpoints() -> N
     speeds = [1.02e-4, 0.98e-4, 1.05e-4, 1.00e-4]
     seen = view(matched_tokens=[0] * 4, inflight_requests=[0] * 4, prefill_s_per_token=speeds)
     assert min(spread_of(seen, 4000)) > 60
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_among_many_requests_one_that_decodes_a_little_quicker_is_not_sent_more(count: int) -> None:
+    prices = [0.009] + [0.010] * (count - 1)
+    seen = view(inflight_requests=[206.0] + [200.0] * (count - 1), request_s=prices, matched_tokens=[0] * count)
+    scores = ExpectedWaitScorer(level_share=0).score(request(0), seen)
+    assert scores[0] < scores[1]
+    slower = view(inflight_requests=[199.0] + [200.0] * (count - 1), request_s=[0.02, *prices[1:]])
+    scores = ExpectedWaitScorer(level_share=0).score(request(0), slower)
+    assert scores[0] < scores[1]
+
+
+def test_among_few_requests_how_an_endpoint_decodes_counts_as_it_was_seen() -> None:
+    seen = view(inflight_requests=[11, 10, 10], request_s=[0.009, 0.011, 0.011])
+    scores = ExpectedWaitScorer(level_share=0).score(request(0), seen)
+    assert scores[0] > scores[1]
 
 
 def test_an_unknown_speed_counts_as_the_median_and_not_as_fast() -> None:
@@ -169,7 +221,7 @@ def test_more_work_on_an_endpoint_never_makes_it_more_attractive(inflight: list[
 
 FIGURES = st.fixed_dictionaries(
     {
-        "inflight_requests": st.integers(0, 60),
+        "inflight_requests": st.integers(0, 90),
         "inflight_prefill_s": st.floats(0, 20),
         "prefill_s_per_token": st.floats(1e-6, 1e-2),
         "request_s": st.floats(1e-4, 1.0),

@@ -4,6 +4,7 @@ Every column has one float64 (or int64) per candidate endpoint, in the order of 
 NaN means unknown or stale, and is never the same as 0.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,6 +117,11 @@ class FleetView:
         if 0 in hashes:
             hashes = hashes[: hashes.index(0)]
         return list(zip(hashes, self._reach[1:], strict=False))
+
+    def beginning(self, tokens: float) -> int:
+        """Return the hash of the longest whole beginning within the prompt's first `tokens`; 0 where none is known."""
+        count = min(bisect_right(self._reach, tokens) - 1, len(self._hashes))
+        return int(self._hashes[count - 1]) if count > 0 else 0
 
     @property
     def fleet(self) -> Sequence[Endpoint]:

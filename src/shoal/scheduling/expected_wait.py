@@ -9,10 +9,13 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from shoal.pool import FleetView, Request
+from shoal.pool import Decision, FleetView, Request
 from shoal.scheduling.columns import highest, is_known, known, lowest, own_tokens, worst_high
+from shoal.scheduling.heat import Heat
 from shoal.scheduling.plugin import FEW, Mask, Scores
 
+_MANY = 32.0
+"""Requests in flight from which on prices of a request that are close to each other count as equal."""
 _FASTEST = 1e-9
 """Seconds per token below which a learned speed is no speed: a billion tokens per second."""
 
@@ -26,12 +29,17 @@ class ExpectedWaitScorer:
     speed: seconds of prefill per token, learned per endpoint; values closer than speedStep count as equal, so that
     noise does not decide between equal machines.  requestSeconds: learned; requestTokens * speed where unknown.
     inflight: differences of less than levelShare of the mean count as none, so that a burst of answers that end in one
-    step of an engine does not send all who follow up back to that engine in step.
+    step of an engine does not send all who follow up back to that engine in step.  Of those above 32 each counts
+    requestSeconds where these are more than half a speedStep from the median, and the median elsewhere: how an engine
+    decodes beside others tells of long contexts where requests are few, and little where they are many.
 
-    price = ownWeight * (1 - shared).  Above 1 it makes a request stay with a cache even at the price of a short wait,
-    because a copy elsewhere pushes out something else; what is above 1 is counted at the median speed, as that loss
-    does not depend on the endpoint's.  shared: the part of the other candidates that hold what the best match holds
-    beyond the worst, 0 for one holder and 1 for all; what most of them hold may as well be held by the rest.
+    price = ownWeight * (1 - shared) / (1 + uses / halfPriceUses).  Above 1 it makes a request stay with a cache even at
+    the price of a short wait, because a copy elsewhere pushes out something else; what is above 1 is counted at the
+    median speed, as that loss does not depend on the endpoint's.  shared: the part of the other candidates that hold
+    what the best match holds beyond the worst, 0 for one holder and 1 for all; what most of them hold may as well be
+    held by the rest.  uses: how often the beginning that the best match holds was used in the last minute or so,
+    requests within a quarter of a second of each other counted once; a copy of what is asked for again and again is
+    paid for by all who use it.
 
     crowding = imbalanceWeight * spread * excess.  spread: the prefill seconds between the best and the worst match,
     all that affinity can save here.  excess: how far the endpoint's requests in flight, weighted by speed, are above
@@ -71,10 +79,14 @@ class ExpectedWaitScorer:
         trial_share: Annotated[
             float, "share of the others' mean requests in flight that a trial endpoint takes"
         ] = 0.25,
+        half_price_uses: Annotated[
+            float, "uses of a prefix, of late, by which the price of one more copy halves; 0 never"
+        ] = 30.0,
     ) -> None:
-        if min(own_weight, imbalance_weight, level_share, request_tokens, trial_share) < 0:
+        if min(own_weight, imbalance_weight, level_share, request_tokens, trial_share, half_price_uses) < 0:
             raise ValueError(
-                "ownWeight, imbalanceWeight, levelShare, requestTokens and trialShare must not be negative"
+                "ownWeight, imbalanceWeight, levelShare, requestTokens, trialShare and halfPriceUses must not be "
+                "negative"
             )
         if imbalance_slack <= 0:
             raise ValueError(f"imbalanceSlack must be above 0, got {imbalance_slack}")
@@ -90,6 +102,24 @@ class ExpectedWaitScorer:
         self._default_speed = default_seconds_per_token
         self._step = speed_step
         self._trial_share = trial_share
+        self._half_price_uses = half_price_uses
+        self._heat = Heat()
+
+    def dispatched(self, request: Request, view: FleetView, decision: Decision, now: float) -> None:
+        if not self._half_price_uses or not view.has("matched_tokens"):
+            return
+        matched = view.level("matched_tokens")
+        if matched is None:
+            matched = max(view.values("matched_tokens")) if len(view) <= FEW else highest(view.column("matched_tokens"))
+        if matched > 0 and (prefix := view.beginning(matched)):
+            self._heat.used(prefix, now)
+
+    def endpoint_left(self, endpoint_id: str) -> None:
+        pass
+
+    def adopt(self, previous: object) -> None:
+        if isinstance(previous, ExpectedWaitScorer):
+            self._heat = previous._heat
 
     def score(self, request: Request, view: FleetView) -> Scores:
         few = self.score_few(request, view) if len(view) <= FEW else None
@@ -122,18 +152,33 @@ class ExpectedWaitScorer:
             width = most - min(own)
             if width > 0:
                 price *= 1.0 - ((count * most - sum(own)) / width - 1.0) / (count - 1)
+                price /= self._sharers(view, tokens - min(own))
                 mean = sum([busy * pace for busy, pace in zip(requests, paces, strict=True)]) / count
                 weight = self._imbalance_weight * width * median / (mean + self._slack)
         paid, premium = min(price, 1.0) * median, max(price - 1.0, 0.0) * median
+        prices = view.values("request_s")
+        levelled = prices if max(max(requests), level) <= _MANY else self._levelled(prices)
         scores = []
-        for busy, seconds, booked, alone, pace in zip(
-            requests, view.values("request_s"), view.values("inflight_prefill_s"), own, paces, strict=True
+        for busy, seconds, further, booked, alone, pace in zip(
+            requests, prices, levelled, view.values("inflight_prefill_s"), own, paces, strict=True
         ):
-            cost = booked + (busy if busy > level else level) * seconds + alone * (paid * pace + premium)
+            load = busy if busy > level else level
+            ahead = load * seconds if load <= _MANY else _MANY * seconds + (load - _MANY) * further
+            cost = booked + ahead + alone * (paid * pace + premium)
             if weight and busy * pace > mean:
                 cost += weight * (busy * pace - mean)
             scores.append(1.0 / (1.0 + cost))
         return scores
+
+    def _levelled(self, prices: list[float]) -> list[float]:
+        """Each candidate's price of a request where there are many: the median's where it is close to it."""
+        usual, near = sorted(prices)[(len(prices) - 1) // 2], math.sqrt(self._step)
+        return [usual if usual / near <= price <= usual * near else price for price in prices]
+
+    def _sharers(self, view: FleetView, held_tokens: float) -> float:
+        """Return among how many the price of a copy is shared.  held_tokens: by the best match."""
+        uses = self._heat.of(view.beginning(held_tokens)) if self._half_price_uses else 0.0
+        return 1.0 + uses / self._half_price_uses if uses else 1.0
 
     def _paces(self, speeds: list[float], median: float) -> list[float]:
         """Each candidate's multiple of the median speed, rounded to steps."""
@@ -149,15 +194,20 @@ class ExpectedWaitScorer:
         mean = _mean(requests)
         level = lowest(requests) + self._level_share * mean
         cost: Scores = _booked_s(view, trial, pace, median)
-        cost = cost + np.maximum(requests, level) * self._request_seconds(view, median)
+        load, seconds = np.maximum(requests, level), self._request_seconds(view, median)
+        cost = cost + load * seconds
+        if not isinstance(seconds, float) and highest(load) > _MANY:
+            near, usual = math.sqrt(self._step), _middle(_ascending(seconds))
+            is_close = (seconds * near >= usual) & (seconds <= usual * near)
+            cost += np.where(is_close, (usual - seconds) * np.maximum(load - _MANY, 0.0), 0.0)
         matched = view.level("matched_tokens")
         if matched is not None:
             cost += (request.prompt_tokens - matched) * self._own_s(self._own_weight, median, pace)
         elif isinstance(pace, float):
-            self._add_own(cost, own_tokens(request, view), requests, mean, median, pace)
+            self._add_own(request, view, cost, requests, mean, median, pace)
         else:
             busy = requests * pace
-            self._add_own(cost, own_tokens(request, view), busy, _mean(busy), median, pace)
+            self._add_own(request, view, cost, busy, _mean(busy), median, pace)
         scores: Scores = 1.0 / (1.0 + cost)
         # A fleet that is mostly new has no others to spare it: it shares the load at once.
         if trial is not None and 2 * new <= len(requests):
@@ -166,18 +216,27 @@ class ExpectedWaitScorer:
         return scores
 
     def _add_own(
-        self, cost: Scores, own: Scores, busy: Scores, mean: float, median: float, pace: Scores | float
+        self,
+        request: Request,
+        view: FleetView,
+        cost: Scores,
+        busy: Scores,
+        mean: float,
+        median: float,
+        pace: Scores | float,
     ) -> None:
         """Add what the request's own tokens cost, and the crowding that their difference allows.
 
         busy: requests in flight, weighted by speed; mean: of them.
         """
-        most = highest(own)
-        width = most - lowest(own)
+        own = own_tokens(request, view)
+        most, least = highest(own), lowest(own)
+        width = most - least
         price = self._own_weight
         if width > 0:
             holders = len(own) * most - float(np.add.reduce(own))
             price *= 1.0 - (holders / width - 1.0) / (len(own) - 1)
+            price /= self._sharers(view, request.prompt_tokens - least)
         cost += own * self._own_s(price, median, pace)
         if width > 0 and self._imbalance_weight > 0:
             weight = self._imbalance_weight * width * median / (mean + self._slack)
