@@ -76,22 +76,24 @@ class Band:
             self.waiting[ticket.tenant_id] = line
         line.size += 1
         self.size += 1
-        self.held.requests += 1
-        self.held.size_bytes += ticket.size_bytes
+        held = self.held
+        held.requests += 1
+        held.size_bytes += ticket.size_bytes
         if line.push(key, ticket) and line.head() is ticket:
             self.turns.wake(line, now)
 
     def take(self, ticket: Ticket, now: float, is_served: bool) -> None:
         """Take the request whose turn it is and that goes, or any that does not go."""
         line = self._lines[ticket.tenant_id]
-        line.left(ticket)
+        line.take(ticket)
         if not line.size:
             del self.waiting[ticket.tenant_id]
         self.size -= 1
         if not self.size:
             self.owed_tokens = 0.0
-        self.held.requests -= 1
-        self.held.size_bytes -= ticket.size_bytes
+        held = self.held
+        held.requests -= 1
+        held.size_bytes -= ticket.size_bytes
         if is_served:
             self.turns.served(line, now)
         elif line.size:

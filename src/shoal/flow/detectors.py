@@ -141,12 +141,8 @@ class ConcurrencyDetector:
     def saturation_few(self, loads: Loads) -> list[float]:
         """Return the same as plain numbers."""
         if self._mode == "requests":
-            most = self._requests
-            levels: list[float] = loads.inflight_requests.tolist()
-            # For a few a loop costs less than making a list of another.
-            for row, requests in enumerate(levels):
-                levels[row] = requests / most
-            return levels
+            # For a few this costs half of what a loop in Python does.
+            return [*map(self._requests.__rtruediv__, loads.inflight_requests.tolist())]
         return [self.saturation_at(loads, row) for row in range(len(loads.ids))]
 
     def saturation_at(self, loads: Loads, row: int) -> float:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from shoal.flow.bands import BandPolicy, Lane, Occupancy
+from shoal.flow.bands import Band, BandPolicy, Lane, Occupancy
 from shoal.flow.lines import Ascending
 from shoal.flow.tickets import Ticket
 
@@ -93,8 +93,8 @@ class Queue:
         Returns what is full, and then it does not wait; "" when it does.
         """
         lane = self.lanes.get(ticket.lane) or self.lane(ticket.lane)
-        policy, size_bytes = self.policy, ticket.size_bytes
-        held = self._occupancy.get(ticket.priority) or self._held(ticket.priority)
+        band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority)
+        policy, held, size_bytes = self.policy, band.held, ticket.size_bytes
         own, full = held.policy, ""
         if policy.max_bytes and self.size_bytes + size_bytes > policy.max_bytes:
             full = "bytes of the queue"
@@ -105,17 +105,20 @@ class Queue:
         elif own.max_requests and held.requests >= own.max_requests:
             full = "requests of the band"
         if not full:
-            self.put(ticket, lane, now)
+            self._put(ticket, lane, band, now)
             return ""
         ticket.ahead = lane.ahead_of(ticket.priority)
         self._number = ticket.number = ticket.left = self._number + 1
         return full
 
-    def put(self, ticket: Ticket, lane: Lane, now: float) -> None:
+    def put(self, ticket: Ticket, now: float) -> None:
         """Let a request wait, however full it is, and note how many are ahead of it."""
-        ticket.ahead = lane.ahead_of(ticket.priority)
+        lane = self.lane(ticket.lane)
+        self._put(ticket, lane, lane.band(ticket.priority), now)
+
+    def _put(self, ticket: Ticket, lane: Lane, band: Band, now: float) -> None:
+        ticket.ahead = band.size if len(lane.bands) == 1 else lane.ahead_of(ticket.priority)
         self._number = ticket.number = number = self._number + 1
-        band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority)
         band.push(ticket, now)
         if not lane.size:
             lane.drain.woke(now)
@@ -179,8 +182,8 @@ class Queue:
     def correct(self, ticket: Ticket, tokens: float, now: float) -> None:
         """Note that a request which has gone cost so many tokens more (or less) than it was thought to."""
         lane = self.lanes.get(ticket.lane)
-        if lane is not None and tokens:
-            band = lane.by_priority.get(ticket.priority) or lane.band(ticket.priority)
+        band = lane.by_priority.get(ticket.priority) if lane is not None else None
+        if band is not None and tokens:
             band.turns.charge(ticket.tenant_id, ticket.weight, tokens, now, is_late=True)
 
     # ------------------------------------------------------------------ giving up
@@ -294,5 +297,5 @@ class Queue:
         for ticket in waiting:
             renew(ticket)
             ahead = ticket.ahead
-            self.put(ticket, self.lane(ticket.lane), now)
+            self.put(ticket, now)
             ticket.ahead = ahead

@@ -44,6 +44,8 @@ from shoal.routing.room import Room
 from shoal.routing.tenancy import Standing, Tenancy, slo_ttft_s, wait_limit_s
 from shoal.routing.whereabouts import Whereabouts
 
+OF_REQUESTS = (Arrived, Ended, Recorded)
+"""After these the gate says itself whether there is anything to do."""
 MAX_SESSIONS = 50_000
 SESSION_S = 300.0
 """A session is under way this long after its last request was sent, or was over."""
@@ -87,7 +89,10 @@ class Sender(Protocol):
 
 
 class Admission:
-    """Everything between arrival and dispatch.  peers: how many other pickers share the pool."""
+    """Everything between arrival and dispatch.  peers: how many other pickers share the pool.
+
+    has_news: whether somebody may go now by what happened to requests since `after` was asked.
+    """
 
     def __init__(
         self,
@@ -115,7 +120,7 @@ class Admission:
         self._lanes: dict[str, tuple[Rows | None, str]] = {}
         self._opens_at = math.inf
         self._turn = 0
-        self._has_news = False
+        self.has_news = False
         self.configure(config, 0.0)
 
     @staticmethod
@@ -184,7 +189,8 @@ class Admission:
         if full:
             return [self._turned_away(ticket, self._full(full, ticket, has_endpoints, now), now)]
         # Where others wait already, one more of the same or a lower priority cannot go before them.
-        self._has_news = not ticket.ahead or (self._evictions.is_used and self._evictions.has_any)
+        if not ticket.ahead or queue.earliest <= now or (self._evictions.is_used and self._evictions.has_any):
+            self.has_news = True
         return [Hold(request.id, ticket.priority, ticket.ahead)]
 
     def _is_in_vain(self, pending: Pending, rows: Rows, now: float) -> bool:
@@ -232,21 +238,22 @@ class Admission:
         # Rows are one object until the fleet or a model changes.
         if lane_rows is not rows or request.subset is not None:
             lane = self._lane(pending, target, rows)
-        return Ticket(
+        ticket = Ticket(
             request.id,
             lane,
             standing.priority,
             request.tenant_id,
             standing.weight,
             request.body_bytes,
-            float(max(1, prompt) + expected_output_tokens(request)),
+            (prompt if prompt > 0 else 1) + expected_output_tokens(request),
             arrived_at,
             plan.ttl_s if plan is not None else math.inf,
-            arrived_at + wait_limit_s(request) if request.headers else math.inf,
-            slo_ttft_s(request) if request.headers else math.inf,
-            is_follow_up,
             pending,
+            is_follow_up,
         )
+        if request.headers:
+            ticket.deadline, ticket.slo_ttft_s = arrived_at + wait_limit_s(request), slo_ttft_s(request)
+        return ticket
 
     def _look_up_work(self, ticket: Ticket, rows: Rows, now: float) -> None:
         """See what of a request's work is done already, for an order that asks."""
@@ -278,18 +285,21 @@ class Admission:
     # ------------------------------------------------------------------ after every event
 
     def after(self, event: Event, now: float) -> list[Command]:
-        """Learn from an event what concerns the gate, and let through who can go now."""
-        kind, queue = type(event), self._queue
-        if kind not in _OF_REQUEST:
+        """Learn from an event what concerns the gate, and let through who can go now.
+
+        Not asked after an event of a request that brought no news; who gives up meanwhile is seen at the deadline.
+        """
+        if type(event) not in OF_REQUESTS:
             self._learn(event, now)
+        self.has_news = False
+        queue = self._queue
         if queue is None or not queue.live:
             return []
         if self._plan is None:
             return self._flush(now)
-        gave_up = self._give_up(now) if queue.earliest <= now else []
-        if kind is Recorded or (kind is Arrived and not self._has_news):
-            # Nothing has become free; what a record teaches is seen with the next end or reading.
-            return gave_up
+        if queue.earliest > now:
+            return self._pump(now)
+        gave_up = self._give_up(now)
         return gave_up + self._pump(now) if queue.live else gave_up
 
     def _learn(self, event: Event, now: float) -> None:
@@ -339,7 +349,11 @@ class Admission:
             if not has_endpoints:
                 return
             open_rows, is_held_back = room.open(rows, first.priority)
-            ticket = lane.next(first, now, is_held_back) if len(open_rows) else None
+            ticket: Ticket | None = first
+            if not len(open_rows):
+                ticket = None
+            elif is_held_back or len(lane.bands) > 1:
+                ticket = lane.next(first, now, is_held_back)
             if ticket is not None and ticket is not first:
                 # It is owed a share, and may be choosier than the first one.
                 rows = self._rows(ticket, now)
@@ -393,7 +407,7 @@ class Admission:
         queue.seen(lane, len(rows) > 0, now)
         if len(rows):
             self._look_up_work(ticket, rows, now)
-        queue.put(ticket, lane, now)
+        queue.put(ticket, now)
         return [Hold(request.id, ticket.priority, ticket.ahead)]
 
     def _rows(self, ticket: Ticket, now: float) -> Rows:
@@ -450,6 +464,7 @@ class Admission:
 
     def left(self, request_id: str, now: float) -> list[Command]:
         """A client has gone: take its request out of the queue; nothing when it does not wait."""
+        self.has_news = True
         ticket = self._queue.take(request_id, now) if self._queue is not None else None
         if ticket is None:
             # A plugin may have failed on it before it was sent.
@@ -476,7 +491,8 @@ class Admission:
             self._room.answered(flight, outcome, now)
 
     def ended(self, flight: Flight, now: float) -> None:
-        """Note that a session is under way as of the end of its turn."""
+        """Note that a place is free, and that a session is under way as of the end of its turn."""
+        self.has_news = True
         request = flight.request
         if request.session_id:
             key = (request.tenant_id, request.session_id)
@@ -559,7 +575,6 @@ class Admission:
 
 _ANY = Request(id="")
 _UNKNOWN: tuple[Rows | None, str] = (None, "")
-_OF_REQUEST = (Arrived, Ended, Recorded)
 
 
 def _asks_work(policy: BandPolicy) -> bool:

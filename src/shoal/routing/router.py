@@ -14,7 +14,7 @@ from shoal.kernel import Chance, ClockWentBack
 from shoal.pool import FleetView, Outcome, Refusal, RefusalReason, Request, ServedModel
 from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, Tail
 from shoal.routing.accounts import account_of
-from shoal.routing.admission import Admission, Pending
+from shoal.routing.admission import OF_REQUESTS, Admission, Pending
 from shoal.routing.books import Books, Flight
 from shoal.routing.bursts import Bursts
 from shoal.routing.candidates import Candidates, Rows
@@ -118,8 +118,9 @@ class Router:
             raise ClockWentBack(now, self._now)
         self._now = now
         commands = self._step(event, now)
-        if self._admission is not None:
-            commands += self._admission.after(event, now)
+        gate = self._admission
+        if gate is not None and (gate.has_news or type(event) not in OF_REQUESTS):
+            commands += gate.after(event, now)
         return commands
 
     def _step(self, event: Event, now: float) -> list[Command]:
