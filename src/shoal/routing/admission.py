@@ -64,12 +64,13 @@ class Pending(msgspec.Struct, frozen=True, eq=False, gc=False):
     keys: PromptKeys = PromptKeys()
 
 
+Sent = Forward | Refusal
+
+
 class Sender(Protocol):
     """What the router does for the gate."""
 
-    def send(
-        self, pending: Pending, rows: Rows, now: float, ticket: Ticket | None = None, waited: Waited | None = None
-    ) -> Forward | Refusal:
+    def send(self, pending: Pending, rows: Rows, now: float, ticket: Ticket | None, waited: Waited | None) -> Sent:
         """Place a request on one of `rows` and book it, or say why not.  waited: told with it where it has."""
         ...
 
@@ -175,7 +176,7 @@ class Admission:
             room.look(now)
             open_rows, is_held_back = room.open(rows, ticket.priority)
             if len(open_rows) and not is_held_back:
-                sent = self._sender.send(pending, open_rows, now, ticket)
+                sent = self._sender.send(pending, open_rows, now, ticket, None)
                 if isinstance(sent, Forward):
                     self._sent(ticket, queue, now)
                     return [sent]
@@ -201,7 +202,7 @@ class Admission:
         return not len(rows) or not self._whereabouts.is_anywhere(request, pending.hashes, pending.keys, rows, now)
 
     def _straight(self, ticket: Ticket, rows: Rows, now: float) -> Command:
-        sent = self._sender.send(ticket.item, rows, now, ticket)
+        sent = self._sender.send(ticket.item, rows, now, ticket, None)
         if isinstance(sent, Refusal):
             return self._turned_away(ticket, sent, now)
         self._sent(ticket, None, now)

@@ -14,7 +14,7 @@ from shoal.kernel import Chance, ClockWentBack
 from shoal.pool import FleetView, Outcome, Refusal, RefusalReason, Request, ServedModel
 from shoal.prefix import BLOCK_TOKENS, EstimatedIndex, Tail
 from shoal.routing.accounts import account_of
-from shoal.routing.admission import OF_REQUESTS, Admission, Pending
+from shoal.routing.admission import OF_REQUESTS, Admission, Pending, Sent
 from shoal.routing.books import Books, Flight
 from shoal.routing.bursts import Bursts
 from shoal.routing.candidates import Candidates, Rows
@@ -117,8 +117,7 @@ class Router:
         if now < self._now:
             raise ClockWentBack(now, self._now)
         self._now = now
-        commands = self._step(event, now)
-        gate = self._admission
+        commands, gate = self._step(event, now), self._admission
         if gate is not None and (gate.has_news or type(event) not in OF_REQUESTS):
             commands += gate.after(event, now)
         return commands
@@ -241,8 +240,7 @@ class Router:
         if waiting is None:
             return []
         request, keys = waiting.outcome(fetched)
-        pending = Pending(request, waiting.arrived.blocks, waiting.resolved, waiting.arrived_at, keys)
-        return self._place(pending, now)
+        return self._place(Pending(request, waiting.arrived.blocks, waiting.resolved, waiting.arrived_at, keys), now)
 
     def _late(self, request_id: str, now: float) -> list[Command]:
         """Place a request without its tokens; a fault of its own costs no other request its command."""
@@ -257,12 +255,11 @@ class Router:
         """Send a request, have it wait, or refuse it."""
         if self._admission is not None:
             return self._admission.admit(pending, now)
-        sent = self.send(pending, self._candidates.rows(pending.resolved.target, pending.request, now), now)
+        rows = self._candidates.rows(pending.resolved.target, pending.request, now)
+        sent = self.send(pending, rows, now, None, None)
         return [sent if isinstance(sent, Forward) else self.refuse(pending.request, sent)]
 
-    def send(
-        self, pending: Pending, rows: Rows, now: float, ticket: Ticket | None = None, waited: Waited | None = None
-    ) -> Forward | Refusal:
+    def send(self, pending: Pending, rows: Rows, now: float, ticket: Ticket | None, waited: Waited | None) -> Sent:
         """Choose an endpoint among `rows` and book the request there, or say why not."""
         request, hashes, resolved, keys = pending.request, pending.hashes, pending.resolved, pending.keys
         if len(rows) == 0:
@@ -281,8 +278,7 @@ class Router:
                 return holding
             view = holding
         # Without flow control a priority is only ever one that the client may ask for: a lower one.
-        priority = ticket.priority if ticket is not None else 0
-        low = priority if ticket is not None else min(0, self._config.objectives.get(request.objective, 0))
+        low = ticket.priority if ticket is not None else min(0, self._config.objectives.get(request.objective, 0))
         decision = self._scheduler.schedule(asked, view, now, low)
         if isinstance(decision, Refusal):
             return msgspec.structs.replace(decision, retry_after_s=comeback_s(fleet, view, now))
@@ -291,7 +287,7 @@ class Router:
         decision = self._returns.place(request, decision, view, now)
         member = fleet.at(decision.chosen[0])
         flight = Flight(request, resolved.target, hashes, decision, pending.arrived_at)
-        flight.dispatched_at, flight.priority, flight.ticket = now, priority, ticket
+        flight.dispatched_at, flight.ticket, flight.priority = now, ticket, ticket.priority if ticket is not None else 0
         if match is not None:
             flight.expectation = self._index.expect(match, member.slot)
             flight.matched_tokens = min(flight.expectation.blocks * BLOCK_TOKENS, request.prompt_tokens)
