@@ -95,8 +95,8 @@ class Site:
 class Pace:
     """Calls back at given times, to within the half millisecond that the loop's timers round to.
 
-    One timer for all streams: one for each chunk costs as much as to write it, and on few cores the measured router has
-    to make do with what is left.
+    One timer for all streams: on a busy machine one for each chunk comes later and costs more, and what is measured is
+    the router, not its engines.
     """
 
     __slots__ = ("_armed_s", "_count", "_due", "_loop", "_timer")

@@ -14,7 +14,7 @@ from tests.hosts.direct.direct_rig import CHUNKED_HEAD, chunk
 from tests.hosts.direct.fuzz_rig import cut, examples
 
 END = b"0\r\n\r\n"
-MOST_HELD_BYTES = KEEP_BYTES + (KEEP_READS + 1) * (WHOLE_BYTES + 16)
+MOST_HELD_BYTES = 2 * KEEP_BYTES + 2 * (KEEP_READS + 1) * (WHOLE_BYTES + 16)
 
 
 def chunked_head() -> AnswerHead:
@@ -59,7 +59,7 @@ def test_the_table_of_whole_chunks_is_what_chunks_look_like() -> None:
         assert payload == size
 
 
-@pytest.mark.parametrize("size", [1, 15, 16, 200, 255, 256, WHOLE_BYTES - 1, WHOLE_BYTES, WHOLE_BYTES + 1])
+@pytest.mark.parametrize("size", [1, 15, 16, 200, 255, 256, WHOLE_BYTES - 1, WHOLE_BYTES, WHOLE_BYTES + 1, 3500])
 def test_a_chunk_a_read_passes_as_it_came_and_is_counted(size: int) -> None:
     raw = [chunk(bytes([65 + number]) * size) for number in range(40)]
     passed = Passed().read(*raw)

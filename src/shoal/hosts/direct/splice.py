@@ -17,7 +17,9 @@ _CR, _LF = _CRLF
 _whole_of = WHOLE.get  # bound once: an attribute of an imported name is looked up anew at each call
 
 KEEP_READS = 16
-"""So many small reads are kept before they are cut to the bytes that are wanted, for cutting at each costs more."""
+"""So many reads are kept before they are cut to the bytes that are wanted, for cutting at each costs more."""
+
+_HOLD_BYTES = KEEP_READS * WHOLE_BYTES  # and of larger ones no more than that
 
 
 class Listener(Protocol):
@@ -42,6 +44,7 @@ class Splice:
 
     __slots__ = (
         "_decoder",
+        "_held_bytes",
         "_keeps_first",
         "_keeps_tail",
         "_left",
@@ -62,7 +65,7 @@ class Splice:
         self._tail: list[bytes] = []
         self._walk: ChunkWalk | None = None
         self._decoder: ChunkDecoder | None = None
-        self._left = self._size = 0
+        self._left = self._size = self._held_bytes = 0
         # No chunk is under way, and of the next one nothing but the end is wanted.
         self._takes_whole = False
         self.first = b""
@@ -189,8 +192,10 @@ class Splice:
             self._tail = [data[-KEEP_BYTES:]]
             return
         self._tail.append(data)
-        if len(self._tail) > KEEP_READS or len(data) > WHOLE_BYTES:
+        self._held_bytes += len(data)
+        if len(self._tail) > KEEP_READS or self._held_bytes > _HOLD_BYTES:
             self._shorten()
 
     def _shorten(self) -> None:
+        self._held_bytes = 0
         self._tail = [b"".join(self._tail)[-KEEP_BYTES:]]
