@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.bars.twin_fit import journal_of, step_errors
+from bench.bars.twin_fit import fitted, journal_of, step_errors
 from shoal.engine import EngineConfig, Profile, find_profile
 from shoal.kernel import InvalidInput
 from shoal.pool import Endpoint, EndpointState, Outcome, Request, Signals
@@ -46,6 +46,26 @@ def test_the_steps_of_engines_are_found_again() -> None:
     assert found.fitted > found.held_out > 40
     assert told == sorted(told)
     assert 0 < told[-1] <= 1
+
+
+def test_the_shortest_steps_are_found_of_engines_that_are_never_idle() -> None:
+    """Everybody waits for some step in progress: what lies between tokens tells what a wait for one does not."""
+    found, errors = fitted(1, 400)
+    assert max(map(abs, errors.values())) < 0.01
+    assert found.spread["overhead"] < 0.5
+
+
+def test_gaps_lie_between_tokens_of_a_busy_engine_and_take_what_their_steps_take() -> None:
+    truth = slower()
+    for seen in observe(journal_of(truth, 6, 120)).seen.values():
+        steps = EngineRun(seen.served, seen.block_size).steps(truth)
+        sent_s = np.array([each.sent_s - seen.served[0].sent_s for each in seen.served])
+        first_s = sent_s + np.array([each.ttft_s for each in seen.served])
+        last_s = sent_s + np.array([each.total_s for each in seen.served])
+        gaps = steps.gaps(first_s, last_s, coefficients(truth), 0.05)
+        assert len(gaps.seen_s) > 50
+        assert np.allclose(steps.terms(coefficients(truth), gaps).gaps @ coefficients(truth), gaps.seen_s)
+        assert gaps.seen_s.min() > 0.05 - 1e-9
 
 
 def test_a_model_engine_repeats_what_the_same_engine_did() -> None:

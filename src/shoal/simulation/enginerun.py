@@ -27,12 +27,25 @@ class Terms(NamedTuple):
     """What the times of requests are made of: `first @ seconds` to the first token, `decode @ seconds` to the last.
 
     first, decode: how often each coefficient is in them, shape (requests, 7) in the order of `fit.COEFFICIENTS`; NaN
-    for requests without an end.  wait_s: seconds of the step in progress when each came, 0 where there was none.
+    for requests without an end.  gaps: the same of what lies between tokens, shape (gaps, 7).  wait_s: seconds of the
+    step in progress when each request came, 0 where there was none.
     """
 
     first: Floats
     decode: Floats
+    gaps: Floats
     wait_s: Floats
+
+
+class Gaps(NamedTuple):
+    """What passed between the ends of two steps of a busy engine, as tokens of any requests tell.
+
+    before, after: the steps, shape (gaps,).  seen_s: seconds from the end of one to the end of the other.
+    """
+
+    before: Numbers
+    after: Numbers
+    seen_s: Floats
 
 
 class Steps:
@@ -40,13 +53,22 @@ class Steps:
 
     A request waits for its first token through `request_s`, half of the step in progress when it came (the rest of that
     step falls anywhere, and a figure must not hang on a moment) and whole steps; then through more steps for its last.
+    Between two tokens, whosever they are, lie whole steps alone.  woken: the steps that an idle engine began with.
     """
 
-    __slots__ = ("_begin", "_first", "_last", "_progress", "_slow_factor", "_sums")
+    __slots__ = ("_begin", "_first", "_last", "_progress", "_slow_factor", "_sums", "_woken")
 
     def __init__(
-        self, sums: Floats, slow_factor: float, progress: Numbers, begin: Numbers, first: Numbers, last: Numbers
+        self,
+        sums: Floats,
+        slow_factor: float,
+        progress: Numbers,
+        begin: Numbers,
+        first: Numbers,
+        last: Numbers,
+        woken: Sequence[int],
     ) -> None:
+        self._woken = np.array(woken, np.int64)
         self._sums = sums
         self._slow_factor = slow_factor
         self._progress = progress
@@ -54,8 +76,43 @@ class Steps:
         self._first = first
         self._last = last
 
-    def terms(self, seconds: Floats) -> Terms:
+    def gaps(self, first_s: Floats, last_s: Floats, seconds: Floats, least_s: float) -> Gaps:
+        """Return the gaps between tokens that take at least so many seconds with these coefficients.
+
+        first_s, last_s: when the first and the last token of each request came, NaN where nobody knows.  Which gaps are
+        taken must not hang on when tokens came: those that came late would make them all too long.
+        """
+        steps, came_s = np.concatenate([self._first, self._last]), np.concatenate([first_s, last_s])
+        is_known = (steps >= 0) & ~np.isnan(came_s)
+        order = np.flatnonzero(is_known)[np.argsort(steps[is_known], kind="stable")]
+        steps, came_s = steps[order], came_s[order]
+        ends_s = (self._until(seconds) @ seconds)[steps + 1].tolist()
+        woken = np.searchsorted(self._woken, steps, side="right").tolist()
+        before, after = [], []
+        last = 0
+        for place in range(1, len(order)):
+            if woken[place] != woken[last]:
+                last = place
+            elif ends_s[place] - ends_s[last] >= least_s:
+                before.append(last)
+                after.append(place)
+                last = place
+        return Gaps(steps[before], steps[after], came_s[after] - came_s[before])
+
+    def terms(self, seconds: Floats, gaps: Gaps | None = None) -> Terms:
         """Return what the times are made of with these coefficients, which say what bounds each step."""
+        until = self._until(seconds)
+        of_step = np.diff(until, axis=0)
+        wait = np.where(self._progress[:, None] >= 0, of_step[self._progress], 0.0)
+        has_end = self._last[:, None] >= 0
+        first = until[self._first + 1] - until[self._begin] + wait / 2
+        first[:, 6] = 1.0
+        decode = until[self._last + 1] - until[self._first + 1]
+        between = until[:0] if gaps is None else until[gaps.after + 1] - until[gaps.before + 1]
+        return Terms(np.where(has_end, first, np.nan), np.where(has_end, decode, np.nan), between, wait @ seconds)
+
+    def _until(self, seconds: Floats) -> Floats:
+        """Return what the steps before each one are made of, and all of them, shape (steps + 1, 7)."""
         tokens, pairs, reads, context, sequences = self._sums
         is_compute = tokens * seconds[0] + pairs * seconds[1] > reads * seconds[2] + context * seconds[3]
         of_step = np.stack(
@@ -71,13 +128,7 @@ class Steps:
             axis=1,
         )
         of_step *= self._slow_factor
-        until = np.concatenate([np.zeros((1, 7)), np.cumsum(of_step, axis=0)])
-        wait = np.where(self._progress[:, None] >= 0, of_step[self._progress], 0.0)
-        has_end = self._last[:, None] >= 0
-        first = until[self._first + 1] - until[self._begin] + wait / 2
-        first[:, 6] = 1.0
-        decode = until[self._last + 1] - until[self._first + 1]
-        return Terms(np.where(has_end, first, np.nan), np.where(has_end, decode, np.nan), wait @ seconds)
+        return np.concatenate([np.zeros((1, 7)), np.cumsum(of_step, axis=0)])
 
 
 class Guide(NamedTuple):
@@ -189,6 +240,7 @@ class _Walk:
         "_taken",
         "_unbegun",
         "_within_s",
+        "_woken",
     )
 
     def __init__(self, config: EngineConfig, answers: _Answers, guide: Guide | None) -> None:
@@ -207,6 +259,7 @@ class _Walk:
         self._taken.counters = self._engine.counters
         self._progress, self._begin, self._first, self._last = np.full((4, len(answers.places)), -1)
         self._unbegun: dict[str, int] = {}
+        self._woken: list[int] = []
         self._passed = 0
         self._lag_s = 0.0
         self._now = -_EARLIER_S
@@ -234,6 +287,8 @@ class _Walk:
             steps = self._engine.counters.steps
             self._begin[place] = steps if is_idle else steps + 1
             self._progress[place] = -1 if is_idle else steps
+            if is_idle:
+                self._woken.append(steps)
         elif isinstance(event, Aborted):
             self._unbegun.pop(event.request_id, None)
 
@@ -241,7 +296,9 @@ class _Walk:
         """Go on to the end and return the steps."""
         while self._tick():
             pass
-        return Steps(self._taken.sums(), self._slow_factor, self._progress, self._begin, self._first, self._last)
+        return Steps(
+            self._taken.sums(), self._slow_factor, self._progress, self._begin, self._first, self._last, self._woken
+        )
 
     def _catch_up(self, at: float) -> None:
         """Give the tokens that were there before `at`."""

@@ -30,6 +30,10 @@ LEAST_REQUESTS = 40
 _HELD_OUT = 0.3
 # An answer of few tokens says more of the moment at which it came than of the step.
 _LEAST_DECODED = 8
+# Gaps between tokens are as long as makes what the clocks are off a twentieth of them.  Clocks that are off by more than
+# a hundredth of a second mix up between which tokens a step was, and then gaps say nothing.
+_LEAST_GAP_S, _MOST_GAP_S = 0.05, 0.25
+_CLEAR = 20.0
 _LEAST, _MOST = 1e-3, 50.0
 _SHORTEST_S = 1e-5
 _FEWEST_TO_COMPARE = 25
@@ -82,6 +86,7 @@ class _Part:
     """One endpoint: its requests, what was measured, and which of it is learned from.
 
     first, decode, last: places of the known times that teach; of the last token only where the first is not known.
+    tokens_s: when first and last tokens came that teach, NaN for others.
     """
 
     __slots__ = (
@@ -95,6 +100,7 @@ class _Part:
         "last_s",
         "name",
         "run",
+        "tokens_s",
     )
 
     def __init__(self, seen: Seen, most: int, block_size: int) -> None:
@@ -114,6 +120,9 @@ class _Part:
         self.first = np.flatnonzero(has_first & ~self.is_held_out)
         self.decode = np.flatnonzero(~np.isnan(self.decode_s) & ~self.is_held_out)
         self.last = np.flatnonzero(~np.isnan(self.last_s) & ~has_first & ~self.is_held_out)
+        sent_s = np.array([each.sent_s - served[0].sent_s for each in served])
+        sent_s[self.is_held_out] = np.nan
+        self.tokens_s = sent_s + self.first_s, sent_s + self.last_s
 
 
 def fit(
@@ -252,13 +261,14 @@ def _solved(parts: Sequence[_Part], start: Floats, base: Profile, told: Callable
     """Return the seconds with the least squares, and the spread of each."""
     units = _units(start)
     begun = counts = np.clip(start / units, 2 * _LEAST, _MOST / 2)
-    guide = Guide()
+    guide, least_gap_s = Guide(), math.inf
     for _ in range(_MOST_ROUNDS):
         profile = _profile_of(units * counts, base)
-        squares = _Squares(parts, [part.run.steps(profile, part.factor, guide) for part in parts], units, begun)
+        steps = [part.run.steps(profile, part.factor, guide) for part in parts]
+        squares = _Squares(parts, steps, units, begun, counts, least_gap_s)
         told()
         before, counts = counts, squares.solve(counts)
-        guide = squares.guide(counts)
+        guide, least_gap_s = squares.guide(counts), squares.clear_s(counts)
         if np.all(np.abs(counts - before) < _STAYED * np.maximum(counts, before)):
             break
     return units * counts, squares.spread(counts)
@@ -267,14 +277,26 @@ def _solved(parts: Sequence[_Part], start: Floats, base: Profile, told: Callable
 class _Squares:
     """The errors of all requests that teach, given the steps that each waited for.
 
-    units: seconds that the coefficients are counted in.  begun: how many of them were the first guess.
+    units: seconds that the coefficients are counted in.  begun: how many of them were the first guess.  counts: as
+    of now.  least_gap_s: shorter gaps between tokens are not looked at.
     """
 
-    __slots__ = ("_begun", "_parts", "_steps", "_units", "_weights")
+    __slots__ = ("_begun", "_gaps", "_parts", "_steps", "_units", "_weights")
 
-    def __init__(self, parts: Sequence[_Part], steps: Sequence[Steps], units: Floats, begun: Floats) -> None:
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        steps: Sequence[Steps],
+        units: Floats,
+        begun: Floats,
+        counts: Floats,
+        least_gap_s: float,
+    ) -> None:
         self._parts = parts
         self._steps = steps
+        self._gaps = [
+            each.gaps(*part.tokens_s, units * counts, least_gap_s) for part, each in zip(parts, steps, strict=True)
+        ]
         self._units = units
         self._begun = begun
         self._weights: Floats = np.ones(0)
@@ -308,6 +330,17 @@ class _Squares:
         first, decode, _ = (math.sqrt(max(0.0, _scatter(logs, waits, kinds == kind))) for kind in range(3))
         return Guide(first, decode)
 
+    def clear_s(self, counts: Floats) -> float:
+        """Return how long a gap between tokens must be to say something, infinite when none does."""
+        seconds = self._units * counts
+        off_s = [np.zeros(0)]
+        for part, steps in zip(self._parts, self._steps, strict=True):
+            gaps = steps.gaps(*part.tokens_s, seconds, _LEAST_GAP_S)
+            off_s.append(np.abs(steps.terms(seconds, gaps).gaps @ seconds - gaps.seen_s))
+        every_s = np.concatenate(off_s)
+        clear_s = max(_LEAST_GAP_S, _CLEAR * float(np.median(every_s))) if len(every_s) else math.inf
+        return clear_s if clear_s <= _MOST_GAP_S else math.inf
+
     def _errors(self, counts: Floats) -> tuple[Floats, Floats]:
         """Return errors in the sizes that they are expected to have, and their slopes."""
         logs, slopes, _, _ = self._logs(counts)
@@ -330,13 +363,14 @@ class _Squares:
         """Return the logarithms of said over seen, their slopes, kinds, and what chance does to each by a wait."""
         seconds = self._units * counts
         logs, slopes, kinds, waits = [], [], [], []
-        for part, steps in zip(self._parts, self._steps, strict=True):
-            terms = steps.terms(seconds)
+        for part, steps, gaps in zip(self._parts, self._steps, self._gaps, strict=True):
+            terms = steps.terms(seconds, gaps)
             for kind, (places, seen_s, said, wait_s) in enumerate(
                 (
                     (part.first, part.first_s, terms.first, terms.wait_s),
                     (part.decode, part.decode_s, terms.decode, np.zeros_like(terms.wait_s)),
                     (part.last, part.last_s, terms.first + terms.decode, terms.wait_s),
+                    (np.arange(len(gaps.seen_s)), gaps.seen_s, terms.gaps, np.zeros_like(gaps.seen_s)),
                 )
             ):
                 said_s = np.maximum(said[places] @ seconds, _SHORTEST_S)
