@@ -30,8 +30,8 @@ LEAST_REQUESTS = 40
 _HELD_OUT = 0.3
 # An answer of few tokens says more of the moment at which it came than of the step.
 _LEAST_DECODED = 8
-# Gaps between tokens are as long as makes what the clocks are off a twentieth of them.  Clocks that are off by more than
-# a hundredth of a second mix up between which tokens a step was, and then gaps say nothing.
+# Gaps between tokens are so long that what the clocks are off is a twentieth of them.  Clocks that are off by more than
+# a hundredth of a second mix up between which tokens a step was; then gaps say nothing.
 _LEAST_GAP_S, _MOST_GAP_S = 0.05, 0.25
 _CLEAR = 20.0
 _LEAST, _MOST = 1e-3, 50.0
