@@ -15,6 +15,7 @@ from shoal.kernel import ConfigError
 from shoal.routing import Arrived, Event
 from shoal.routing.events import BlocksStored
 from shoal.simulation import Cluster, ClusterConfig, Prompt, Result, Session, Turn, read_experiment, run_experiment
+from shoal.simulation.cluster import LEFT_RUNS
 from shoal.simulation.experiment import Trace, arriving, build, nodes_of
 from shoal.simulation.results import Sample
 
@@ -256,13 +257,14 @@ def test_an_answer_that_its_engine_cut_counts_as_failed_there() -> None:
     assert {name: part.failed for name, part in result.endpoints.items()} == {"e0": 0, "e1": result.failed, "e2": 0}
 
 
-def test_nothing_is_left_of_a_run_once_the_next_one_goes() -> None:
+def test_nothing_is_left_of_a_run_once_some_more_have_gone() -> None:
     experiment = read_experiment("workload: {shape: hot, requests: 4}\nfleet: [{count: 1}]\n", "test")
     first = build(experiment, 1)
     first.run(arriving(experiment, 1))
     left = weakref.ref(first)
     del first
-    run_experiment(experiment, 2)
+    for seed in range(LEFT_RUNS):
+        run_experiment(experiment, seed)
     assert left() is None
 
 

@@ -6,6 +6,7 @@ have roles, two routers decide, one over the engines that decode and one over th
 """
 
 import gc
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,10 @@ from shoal.wire.headers import read_headers
 from shoal.wire.hints import read_hints
 
 _PROGRESS_EVERY = 50
+LEFT_RUNS = 16
+"""What is left of so many runs only the collector finds, 50 MB of each router, and it would never look by itself; to
+look each time costs more than a short run."""
+_runs = itertools.count(1)
 Places = Callable[[str], Sequence[str]]
 """Given the session of a request, names the endpoints to try in their order."""
 
@@ -151,8 +156,8 @@ class Cluster:
             self._begin(self._idle.popleft())
         self._scrape()
         thresholds = gc.get_threshold()
-        # What is left of an earlier run, 50 MB of each of its routers, only the collector finds, and never of itself.
-        gc.collect()
+        if next(_runs) % LEFT_RUNS == 0:
+            gc.collect()
         # A run makes many objects that live long and none that only the collector would find; those from before it need
         # not be looked at.
         gc.set_threshold(200_000, *thresholds[1:])
