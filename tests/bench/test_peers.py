@@ -20,14 +20,14 @@ ANSWERS = """
 import asyncio, sys
 from functools import partial
 sys.path.insert(0, {root!r})
-from bench.backend import Door, Site
+from bench.backend import Door, Pace, Site
 from shoal.hosts.engine.lag import LoopLag
 
 async def main():
     site = Site("m", LoopLag())
     loop = asyncio.get_running_loop()
     port = int(sys.argv[sys.argv.index("--port") + 1])
-    server = await loop.create_server(partial(Door, site, loop), "127.0.0.1", port)
+    server = await loop.create_server(partial(Door, site, loop, Pace(loop)), "127.0.0.1", port)
     await server.serve_forever()
 
 asyncio.run(main())
