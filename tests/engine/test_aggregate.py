@@ -105,6 +105,18 @@ def test_every_request_ends_once_with_all_its_tokens_and_holds_nothing(
         assert run.known == cache._segment_of.keys()
 
 
+def both(config: EngineConfig, plan: list[tuple[float, Submitted]]) -> list[Run]:
+    """What single steps and large ones make of the same requests, all of them served."""
+    runs = [Run(Engine(config, is_streaming=False)), Run(AggregateEngine(config))]
+    for run in runs:
+        for at, event in plan:
+            run.go_to(at)
+            run.send(event, at)
+        run.go_to(1e9)
+        assert len(run.finished) == len(plan)
+    return runs
+
+
 def test_its_figures_are_those_of_single_steps_but_for_little() -> None:
     """A cache that overflows, batches of some dozens, prompts that share a beginning."""
     config = EngineConfig(profile=PROFILES["h100-8b"], num_blocks=4_000)
@@ -118,13 +130,7 @@ def test_its_figures_are_those_of_single_steps_but_for_little() -> None:
         event = request(name, prompt, output, prefix=64, block_size=16)
         plan.append((at, Submitted(request_id=f"r{n}", prompt_tokens=prompt, output_tokens=output,
                                    block_hashes=event.block_hashes[: prompt // 16])))  # fmt: skip
-    runs = [Run(Engine(config, is_streaming=False)), Run(AggregateEngine(config))]
-    for run in runs:
-        for at, event in plan:
-            run.go_to(at)
-            run.send(event, at)
-        run.go_to(1e9)
-        assert len(run.finished) == len(plan)
+    runs = both(config, plan)
     ttft, total, cached = (
         np.array([[figure(run.finished[event.request_id]) for _, event in plan] for run in runs])
         for figure in (
@@ -155,12 +161,7 @@ def test_as_many_are_thrown_back_as_by_single_steps_where_blocks_run_out() -> No
     for n in range(400):
         at += float(rng.exponential(0.25))
         plan.append((at, request(f"r{n}", int(rng.integers(500, 3_000)), int(rng.integers(200, 400)), block_size=16)))
-    runs = [Run(Engine(config, is_streaming=False)), Run(AggregateEngine(config))]
-    for run in runs:
-        for at, event in plan:
-            run.go_to(at)
-            run.send(event, at)
-        run.go_to(1e9)
+    runs = both(config, plan)
     single, large = (run.engine.counters.preemptions for run in runs)
     assert single > 50
     assert abs(large / single - 1) < 0.2
